@@ -29,6 +29,7 @@ from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import FEATURES, compared, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.ranking.trees import Trees
 
 if TYPE_CHECKING:
     import torch
@@ -234,7 +235,7 @@ class Completer:
     """Finds the best candidates of queries.
 
     Attributes:
-        scorer: a run's ranker, or another scorer; rerankers take no part.
+        scorer: a run's ranker, or another scorer; of second stages trees take part.
         train: what training triples give.
         known: what is never listed; training triples are among it.
         top: K, of each query.
@@ -294,12 +295,17 @@ class Completer:
             for rows, scores_bN in self.scorer.rank(queries, batch_size=self.batch_size, advance=advance):
                 yield rows, scores_bN, {}
             return
-        ranker = self.scorer
-        for rows, _, said in ranker.signal_scores(queries, batch_size=self.batch_size, advance=advance):
+        ranker, pool = self.scorer, self.scorer.pool()
+        trees = ranker.stages.get(Trees.name)
+        trees = trees.of_unseen() if isinstance(trees, Trees) else None
+        for rows, reading, said in ranker.signal_scores(queries, pool, self.batch_size, advance):
             asked = queries[rows]
             weights = {name: like(ranker.mixture.of(name, asked), x) for name, x in said.items()}
             added = {name: weights[name][:, None] * x for name, x in said.items()}
-            yield rows, ranker.combined(asked, said), added
+            scores_bN = ranker.combined(asked, said)
+            if trees is not None:
+                scores_bN = trees.reranked(ranker, asked, scores_bN, pool, self.batch_size, reading=reading)
+            yield rows, scores_bN, added
 
     def _chosen(
         self, queries: Queries, scores_BN: torch.Tensor, said: Mapping[str, torch.Tensor]

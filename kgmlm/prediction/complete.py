@@ -44,7 +44,7 @@ from kgmlm.runs.folder import MIXTURE, RunFolder, graph_digests, open_folder
 from kgmlm.runs.opened import constraints_of, open_ranker, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
-from kgmlm.runs.record import check_result
+from kgmlm.runs.record import TREES, check_result
 from kgmlm.runs.run import Run, path_of
 
 PART = 1024  # queries
@@ -147,8 +147,14 @@ class Plan:
             "batch_size": self.batch_size,
             "queries": len(self.queries),
             "part_size": self.part_size,
+            **({"trees": True} if self.has_trees else {}),
             **({"sample": self.sample} if self.sample else {}),
         }
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether trees rank the best candidates again."""
+        return self.options.reranks and TREES in self.opened.tuned.uses
 
     def of(self, number: int) -> Queries:
         """The queries of a part."""
@@ -265,7 +271,8 @@ def complete(
             types fit are asked about; with ``functional``, nothing is asked for that training has, where it
             has one answer per entity; with ``unlinked``, no pair is listed that training links already; with
             ``candidates``, only entities of a list answer.
-            Second stages, indexes and ``allow_self`` take no part.
+            Trees take part where they are the only second stage (``rerank=0`` leaves them out), each half of
+            the queries by the trees of the other half; other stages, indexes and ``allow_self`` never do.
         workers: who scores.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
         keywords: ``explain`` adds the rules that predict a triple; ``sample`` asks only so many queries, a
@@ -294,8 +301,10 @@ def complete(
     _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
-    asked = (options or RankingOptions()).given(**given).given(runtime="torch", rerank=0, allow_self=False)
     folder = open_folder(path_of(run))
+    asked = (options or RankingOptions()).given(**given).given(runtime="torch", allow_self=False)
+    if tuple(folder.tuned.uses) != (TREES,):
+        asked = asked.given(rerank=0)  # others would read each candidate
     splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
     where = target.with_name(f"{target.name}.parts")
     source = find_pack(path_of(run)) or folder.path

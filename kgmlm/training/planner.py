@@ -189,7 +189,7 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph, most: int = SAMPLED_TEXTS
 
 
 def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
-    """The recipe without its masked LM, where too few of its steps would fit; what needs it goes, too."""
+    """The recipe without its masked LM, reranker and index, where too few of its steps would fit."""
     settings = recipe.settings
     per_step, whole = _least_text(settings, graph, found)
     if _for_text(seconds - recipe.reading, recipe.stages, {}) >= whole:
@@ -199,7 +199,7 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
         return recipe
     while _for_text(60 * minutes - recipe.reading, recipe.stages, useful) < whole:
         minutes += 1
-    stages = tuple(x for x in recipe.stages if x not in ("text", "reverse", "reranker", "index"))
+    stages = tuple(x for x in recipe.stages if x not in ("text", "reranker", "index"))
     training = settings.training.model_copy(update={"epochs": 0.0})
     vectors = settings.vector.model_copy(update={"enabled": False})
     why = f"about {per_step:.1f} s per step: the masked LM is trained from {minutes:,} minutes on"

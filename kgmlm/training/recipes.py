@@ -186,7 +186,8 @@ def recipe_of(
         reasons.pop("kge.penalty", None)  # no KGE model is trained
     if settings.trains_text:
         stages.append("text")
-    if preset in WITH_REVERSE and shape.entities <= LARGE:
+    quickly = preset == "quick" and not settings.trains_text and shape.triples <= SMALL  # no text to read
+    if quickly or (preset in WITH_REVERSE and shape.entities <= LARGE):
         stages.append("reverse")
     elif preset in WITH_REVERSE:
         reasons["reverse"] = (

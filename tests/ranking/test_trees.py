@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from conftest import Cli, refused
 from safetensors.numpy import load_file, save_file
@@ -364,6 +367,77 @@ def test_trees_come_along_in_a_pack(cli: Cli, with_trees: Path, tmp_path: Path) 
         assert alike(mine.forests[half], packed.forests[half])
     assert "trees" not in open_folder(without).ranker("cpu").stages, "they were fitted with the embeddings"
     assert mrr(pack) == pytest.approx(mrr(with_trees), abs=0.02)
+
+
+PLAIN = """
+import sys
+for name in ("lightgbm", "torch", "transformers", "accelerate", "pykeen", "pandas", "sklearn"):
+    sys.modules[name] = None  # importing it fails
+import pyarrow
+try:
+    pyarrow.array(["a"])  # looks for pandas once, and fails because it finds None there
+except AttributeError:
+    pass
+from kgmlm.cli.app import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_pack_with_trees_ranks_in_a_plain_install(cli: Cli, with_trees: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    assert cli("onnx", run).returncode == 0
+    kgmlm.pack(run, tmp_path / "plain.kgmlm", progress=False)
+    question = [str(tmp_path / "plain.kgmlm"), "--head", "p1", "--relation", "knows", "-k", "100", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, "rank", *question], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    plain, whole = (
+        {row["entity"]: row for row in map(json.loads, text.splitlines())}
+        for text in (done.stdout, cli("rank", *question).stdout)
+    )
+    assert plain.keys() == whole.keys()
+    for entity, row in plain.items():
+        assert row["score"] == pytest.approx(whole[entity]["score"], abs=0.02)
+    without = cli("rank", *question, "--rerank", "0").stdout
+    first = {row["entity"]: row["score"] for row in map(json.loads, without.splitlines())}
+    assert any(abs(first[x] - plain[x]["score"]) > 0.1 for x in first.keys() & plain.keys()), "trees counted"
+
+
+@pytest.mark.slow
+def test_trees_take_part_wherever_a_run_answers(with_trees: Path, tmp_path: Path) -> None:
+    from fastapi.testclient import TestClient
+    from pykeen.predict import predict_target
+
+    from kgmlm.evaluation.pykeen import to_factory, to_pykeen_model
+    from kgmlm.serving.serve import service
+
+    run = shutil.copytree(with_trees, tmp_path / "run")
+    opened = kgmlm.open_run(run)
+    asked = opened.rank([("p1", "knows", None)], k=200)
+    scores = asked.set_index("entity")["score"]
+    plain = kgmlm.open_run(run, rerank=0).rank([("p1", "knows", None)], k=200).set_index("entity")["score"]
+    assert not np.allclose(scores, plain[scores.index], atol=0.1)
+    with TestClient(service(opened), base_url="http://127.0.0.1") as client:
+        body = {"queries": [{"head": "p1", "relation": "knows"}], "k": 20}
+        found = client.post("/rank", json=body).json()["results"][0]["predictions"]
+    assert [row["entity"] for row in found] == asked["entity"].tolist()[:20]
+    assert [row["score"] for row in found] == pytest.approx(scores.tolist()[:20], abs=1e-3)
+    model = to_pykeen_model(opened.predictor)
+    told = predict_target(
+        model, head="p1", relation="knows", triples_factory=to_factory(opened.graph, "train")
+    )
+    by_label = told.df.set_index("tail_label")["score"]
+    assert by_label[scores.index].to_numpy() == pytest.approx(scores.to_numpy(), abs=1e-3)
+    how: dict[str, Any] = {"relations": ["knows"], "lacking": 1000, "min_probability": 0, "progress": False}
+    kgmlm.complete(run, tmp_path / "with.parquet", **how)
+    kgmlm.complete(run, tmp_path / "without.parquet", rerank=0, **how)
+    lists = [pq.read_table(tmp_path / f"{name}.parquet").to_pandas() for name in ("with", "without")]
+    tails = [x.set_index(["head", "tail"])["tail_score"].dropna() for x in lists]
+    both = tails[0].index.intersection(tails[1].index)
+    assert len(both)
+    assert not np.allclose(tails[0][both], tails[1][both], atol=0.1)
 
 
 @pytest.mark.slow

@@ -40,11 +40,11 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize(
     ("preset", "minutes", "speed", "expected"),
     [
-        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "linked", "biencoder"}),
-        ("quick", 0.01, (1.0, 0.1), {"rules", "types", "linked"}),
+        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "linked", "biencoder", "reverse"}),
+        ("quick", 0.01, (1.0, 0.1), {"rules", "types", "linked", "reverse"}),
         ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "linked", "biencoder"}),
         ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder"}),
-        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder"}),
+        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder", "reverse"}),
     ],
 )
 def test_a_time_goes_to_the_stages_that_fit_into_it(
@@ -67,7 +67,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
     assert ("  biencoder: none: reading" in told) == ("biencoder" not in expected)
     assert recipe.seconds == 60 * minutes
-    assert set(recipe.timed) == expected - {"types", "linked"}
+    assert set(recipe.timed) == expected - {"types", "linked", "reverse"}
     read = len(toy.entities) * speed[0] if "biencoder" in expected else 0.0
     assert recipe.reading == pytest.approx(read, abs=0.1)
 

@@ -50,7 +50,8 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     assert ("biencoder" in recipe.stages) == (preset != "plain" and not scratch)
     assert ("kge" in recipe.stages) == (preset in ("balanced", "best"))
     assert {"rules", "types"} <= set(recipe.stages) or preset == "plain"
-    assert ("reverse" in recipe.stages) == (preset in ("best", "zero-shot")), "it makes ranking long"
+    asked_back = preset in ("best", "zero-shot") or (preset == "quick" and not text)
+    assert ("reverse" in recipe.stages) == asked_back, "reading the text of each candidate takes long"
     assert ("reranker" in recipe.stages) == (preset in ("best", "zero-shot") and not scratch)
     if preset == "plain":
         assert recipe.settings == Settings()
@@ -133,3 +134,9 @@ def test_an_epoch_has_a_step_at_least() -> None:
     recipe = recipe_of("balanced", graph, True)
     assert recipe.settings.training.epochs == 2400
     assert recipe.reasons["training.epochs"].startswith("1 step per epoch; at least 2,400 steps")
+
+
+def test_quick_scores_in_reverse_where_that_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "reverse" in recipe_of("quick", star(20), False).stages
+    monkeypatch.setattr("kgmlm.training.recipes.SMALL", 19)
+    assert "reverse" not in recipe_of("quick", star(20), False).stages
