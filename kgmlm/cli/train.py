@@ -41,8 +41,8 @@ TRAIN: Options = {
     "preset": option(
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         None,
-        "Stages and settings that suit the graph: quick (bi-encoder, rules, types, reverse scoring), balanced "
-        "(with the masked LM, KGE and trees), best (longer, all second stages), zero-shot (for "
+        "Stages and settings that suit the graph: quick (bi-encoder, rules, types, scores in reverse), "
+        "balanced (with the masked LM, KGE and trees), best (longer, all second stages), zero-shot (for "
         "unseen entities: as best, without KGE and trees); plain: text by the settings as they are. By "
         "default balanced, or plain with --config or an objective.",
     ),

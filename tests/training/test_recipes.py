@@ -60,7 +60,9 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     assert ("kge.penalty" in recipe.reasons) == ("kge" in recipe.stages), "no word of what is not trained"
     assert all(recipe.reasons.values())
     if not text:
-        assert recipe.notes()[0] == "preset quick: types, then rules, then linked, then biencoder"
+        assert (
+            recipe.notes()[0] == "preset quick: types, then rules, then linked, then biencoder, then reverse"
+        )
         return
     per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
     steps = recipe.settings.training.epochs * per_epoch
