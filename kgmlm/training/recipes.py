@@ -40,6 +40,7 @@ WITH_REVERSE = ("best", "zero-shot")
 WITH_TREES = ("balanced", "best")
 LEAST = 300  # validation triples that trees are fitted to; fewer teach nothing that weights do not say
 REVERSE_TRIPLES = 300  # validation triples: some four minutes of a core
+TEXTLESS_TRIPLES = 1_000  # where no masked LM reads: some ten seconds
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.training.index import index
 from kgmlm.training.planner import Clock, accounts, fitted
-from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, Given, Recipe, recipe_of
+from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, TEXTLESS_TRIPLES, Given, Recipe, recipe_of
 from kgmlm.training.summary import counted, following, summary
 from kgmlm.training.trees import may_fit
 from kgmlm.training.tune import (
@@ -209,7 +209,8 @@ def last_stages(
     # What was chosen beside other weights is chosen again.
     if "reverse" in left or (signals and REVERSE in before):
         with clock.stage("reverse"):
-            figures = _chosen(path, "reverse", few or REVERSE_TRIPLES, watch, ASKED, share("reverse"))
+            most = REVERSE_TRIPLES if run.settings.trains_text else TEXTLESS_TRIPLES
+            figures = _chosen(path, "reverse", few or most, watch, ASKED, share("reverse"))
         if "reverse" in figures:  # else the time was too short
             _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
