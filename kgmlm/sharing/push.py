@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -80,7 +80,8 @@ def push(
     with TemporaryDirectory() as scratch:
         packed = source or pack_run(path, Path(scratch) / PACK, progress=watch)
         described = info(unpack(packed, Path(scratch) / "run"))  # as it will be opened
-        card = model_card(described, name.repository, license=license, report=report)
+        (example,) = folder.graph.named(folder.graph.triples("train")[:1])
+        card = model_card(described, name.repository, example[:2], license=license, report=report)
         there = [folder.model_folder / file for file in MODEL_FILES] if folder.settings.trains_text else []
         sent = {PACK: packed, **{x.name: x for x in there if x.is_file()}}
         added = [library.CommitOperationAdd(at, str(file)) for at, file in sent.items()]
@@ -124,11 +125,17 @@ def _read_report(path: Path, graph: str) -> Mapping[str, Any]:
 
 
 def model_card(
-    run: Info, repository: str, *, license: str | None = None, report: Mapping[str, Any] | None = None
+    run: Info,
+    repository: str,
+    example: Sequence[str],
+    *,
+    license: str | None = None,
+    report: Mapping[str, Any] | None = None,
 ) -> str:
     """The README of a repository: what the run is of, how well it ranks, how to use it, and its limits.
 
     Args:
+        example: names of an entity and a relation, by which the card shows a question.
         license: of the graph's texts and triples.
         report: of an evaluation of it.
     """
@@ -145,6 +152,7 @@ def model_card(
     whole: str = card.render(
         head={key: json.dumps(value) for key, value in head.items()},
         repository=repository,
+        example=example,
         title=known.title if known else graph["name"],
         license=license or (known.license if known else "not stated"),
         run=run,

@@ -241,18 +241,21 @@ def test_names_of_a_hub() -> None:
 
 def test_the_model_card_says_what_was_measured(toy_run: Path, tmp_path: Path) -> None:
     described = info(toy_run)
-    card = model_card(described, "ada/toy", license="Some license of my own")
+    card = model_card(described, "ada/toy", ("France", "capital"), license="Some license of my own")
     assert "license: " not in card.split("---")[1], "the Hub knows only its own names of licenses"
     assert "License of its texts and triples: Some license of my own" in card
     assert "It was not measured." in card, "its masked LM ranks alone, so that no weights were chosen"
     assert "It has no probabilities" in card
     assert 'kgmlm.open_run("hf://ada/toy")' in card
+    assert 'run.rank("France", "capital")' in card
     file = tmp_path / "report.json"
     report = kgmlm.evaluate(toy_run, output=file, progress=False)
-    card = model_card(described, "ada/toy", report=_read_report(file, "toy"))
+    card = model_card(described, "ada/toy", ("France", '"'), report=_read_report(file, "toy"))
     mrr = report.metrics["both.realistic.inverse_harmonic_mean_rank"]
     assert f"| both | {mrr:.4f} |" in card
     assert "model-index: " in card
+    assert "among all candidates, filtered by train, valid, test, realistic ranks" in card
+    assert f"the own entity left out, by `{report.values['command']}` with kgmlm {kgmlm.__version__}" in card
     with pytest.raises(DataError, match="is of the graph toy, and the run is of wn18rr"):
         _read_report(file, "wn18rr")
     file.write_text("[]")
