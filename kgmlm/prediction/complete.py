@@ -153,7 +153,7 @@ class Plan:
 
     @property
     def has_trees(self) -> bool:
-        """Whether trees rank the best candidates again."""
+        """Return whether trees rank the best candidates again."""
         return self.options.reranks and TREES in self.opened.tuned.uses
 
     def of(self, number: int) -> Queries:

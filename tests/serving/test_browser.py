@@ -468,26 +468,13 @@ def test_it_says_when_the_run_is_gone(visit: Any, browser: Any, folder: Path, tm
         assert page.locator("#list .judge").count() == 0
 
 
-def test_like_entities_are_named_and_a_new_one_is_added_to_the_run(
-    visit: Any, browser: Any, toy_vector_run: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(toy_vector_run, tmp_path / "toy")
-    with served(Reloading(service(run), lambda: service(run), lambda said: None, seconds=0.05)) as at:
-        visitor = visit(at)
-        page = visitor.open(CAPITAL)
+def test_like_entities_are_named(visit: Any, browser: Any, toy_vector_run: Path) -> None:
+    with served(service(toy_vector_run)) as at:
+        page = visit(at).open(CAPITAL)
         page.wait_for_selector("p.similar a")
         names = page.locator("p.similar a").all_inner_texts()
-        assert names
-        assert "France" not in names
-        page.click("text=What if")
-        page.fill("#new-name", "Atlantis")
-        page.wait_for_selector("#around h2:has-text('Around Atlantis')")
-        visitor.settled()
-        page.click("#keep button")
-        page.wait_for_selector("#keep:has-text('The run has it now: Atlantis')", timeout=120_000)
-        page.click("#keep a")
-        page.wait_for_function("document.querySelector('[aria-label=Entity]').value === 'Atlantis'")
-    assert "Atlantis" in kgmlm.open_run(run).graph.entities.column("label")
+    assert names
+    assert "France" not in names
 
 
 @pytest.mark.parametrize("width", [375, 1600])
@@ -610,7 +597,7 @@ def test_another_entity_is_added_to_the_run(visit: Any, browser: Any, folder: Pa
         visitor = visit(at)
         page = visitor.open(f"?{urlencode(asked)}")
         visitor.click("#keep button")
-        page.wait_for_selector("#keep a")
+        page.wait_for_selector("#keep a", timeout=180_000)  # the run is updated, and opened again
         visitor.click("#keep a")
         page.wait_for_selector("#around .of, #answers-title")
         assert "head=Atlantis" in page.url

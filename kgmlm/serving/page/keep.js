@@ -5,7 +5,7 @@ import { byId, el, fill, name, say } from "./dom.js";
 import { OF_GRAPH, link, now } from "./state.js";
 
 const AGAIN = 2000; // milliseconds between two looks at the update
-const LATER = 15; // looks until the service has opened the updated run, if it watches it
+const LATER = 60; // looks until the service has opened the updated run, if it watches it
 let allowed = false;
 let told = null; // what is said of the latest update: its name and a sentence
 
