@@ -305,3 +305,89 @@ def test_relations_of_obo_have_names_and_bookkeeping_is_left_out(tmp_path: Path)
     assert {r.name for r in graph.relations} == {"is opposite of", "has part", "toward"}
     assert report["relations without a name"] == 0
     assert report["left out"] == {"about records": 2}
+
+
+HEADER = """<?xml version="1.0"?>
+<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:owl="http://www.w3.org/2002/07/owl#"
+  xmlns:rdfs="http://www.w3.org/2000/01/rdf-schema#" xmlns:skos="http://www.w3.org/2004/02/skos/core#"
+  xmlns:dcterms="http://purl.org/dc/terms/" xmlns:oboInOwl="http://www.geneontology.org/formats/oboInOwl#"
+  xmlns="http://edamontology.org/" xml:base="https://raw.githubusercontent.com/owlcs/pizza-ontology/pizza.owl">
+"""
+# From the Unified Astronomy Thesaurus (CC BY-SA 4.0), EDAM (CC BY-SA 4.0), pizza.owl (CC BY 3.0) and TaDiRAH (CC0).
+REAL = {
+    "uat.rdf": (
+        """
+        <rdf:Description rdf:about="http://astrothesaurus.org/uat/227">
+          <dcterms:modified rdf:datatype="http://www.w3.org/2001/XMLSchema#dateTime"
+          >2016-09-06T03:28:18.000Z</dcterms:modified>
+          <rdf:type rdf:resource="http://www.w3.org/2004/02/skos/core#Concept"/>
+          <skos:broader rdf:resource="http://astrothesaurus.org/uat/684"/>
+          <skos:prefLabel xml:lang="en">Chlorofluorocarbons</skos:prefLabel>
+        </rdf:Description>
+        """,
+        {("Chlorofluorocarbons", "broader", "684")},
+        {"dates of records": 1, "types that only RDF, OWL and SKOS have": 1},
+    ),
+    "edam.owl": (
+        """
+        <owl:Class rdf:about="http://edamontology.org/operation_0310">
+          <rdfs:subClassOf rdf:resource="http://edamontology.org/operation_2478"/>
+          <rdfs:subClassOf>
+            <owl:Restriction>
+              <owl:onProperty rdf:resource="http://edamontology.org/has_output"/>
+              <owl:someValuesFrom rdf:resource="http://edamontology.org/data_0925"/>
+            </owl:Restriction>
+          </rdfs:subClassOf>
+          <created_in>beta12orEarlier</created_in>
+          <oboInOwl:hasDefinition>Combine (align and merge) overlapping fragments of a DNA sequence to
+            reconstruct the original sequence.</oboInOwl:hasDefinition>
+          <oboInOwl:hasNarrowSynonym>Metagenomic assembly</oboInOwl:hasNarrowSynonym>
+          <oboInOwl:inSubset rdf:resource="http://purl.obolibrary.org/obo/edam#operations"/>
+          <rdfs:label>Sequence assembly</rdfs:label>
+        </owl:Class>
+        """,
+        {
+            ("Sequence assembly", "sub class of", "operation 2478"),
+            ("Sequence assembly", "has output", "data 0925"),
+        },
+        {"types that only RDF, OWL and SKOS have": 1, "literals": 1, "about records": 1},
+    ),
+    "pizza.owl": (
+        """
+        <owl:Class rdf:about="#Rosa">
+          <rdfs:label xml:lang="pt">Rosa</rdfs:label>
+          <rdfs:subClassOf>
+            <owl:Restriction>
+              <owl:onProperty rdf:resource="#hasTopping"/>
+              <owl:someValuesFrom rdf:resource="#GorgonzolaTopping"/>
+            </owl:Restriction>
+          </rdfs:subClassOf>
+        </owl:Class>
+        """,
+        {("Rosa", "has topping", "Gorgonzola Topping")},
+        {"types that only RDF, OWL and SKOS have": 1, "texts in other languages": 1},
+    ),
+    "tadirah.ttl": (
+        """
+        @prefix skos: <http://www.w3.org/2004/02/skos/core#> .
+        <http://tadirah.dariah.eu/vocab/index.php?tema=18&/translation> skos:closeMatch
+          <https://vocabs.dariah.eu/tadirah/translating> .
+        """,
+        {("translation", "close match", "translating")},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_vocabularies(name: str, tmp_path: Path) -> None:
+    data, triples, left = REAL[name]
+    whole = data if name.endswith(".ttl") else f"{HEADER}{data}</rdf:RDF>"
+    graph, report = imported(whole.encode(), tmp_path, name)
+    found = graph.triples("train")
+    assert set(graph.named(found)) == triples
+    assert report["left out"] == left
+    if name == "edam.owl":
+        assembly = next(e for e in map(graph.entities.__getitem__, range(3)) if e.name == "Sequence assembly")
+        assert assembly.description.startswith("Combine (align and merge) overlapping fragments")
+        assert "Metagenomic assembly" in str(graph.entities.table.column("aliases").to_pylist())
