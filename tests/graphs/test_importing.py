@@ -313,7 +313,7 @@ HEADER = """<?xml version="1.0"?>
   xmlns:dcterms="http://purl.org/dc/terms/" xmlns:oboInOwl="http://www.geneontology.org/formats/oboInOwl#"
   xmlns="http://edamontology.org/" xml:base="https://raw.githubusercontent.com/owlcs/pizza-ontology/pizza.owl">
 """
-# From the Unified Astronomy Thesaurus (CC BY-SA 4.0), EDAM (CC BY-SA 4.0), pizza.owl (CC BY 3.0) and TaDiRAH (CC0).
+# From the Unified Astronomy Thesaurus and EDAM (CC BY-SA 4.0), pizza.owl (CC BY 3.0) and TaDiRAH (CC0).
 REAL = {
     "uat.rdf": (
         """
