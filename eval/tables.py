@@ -252,7 +252,7 @@ def readme_table() -> str:
             rows.setdefault(label, []).extend(cells)
     head = ["ranks by", *(x for name in BIG for x in (f"{name} MRR", "Hits@10", "record"))]
     note = (
-        "\\* The query's own entity cannot be an answer here; other records are older than this rule. "
+        "\\* The query's own entity cannot be an answer here; other records are older than this rule.\n"
         "Linked pairs go by how a benchmark was split ([signals](docs/signals.md#linked-pairs))."
     )
     return markdown(head, ([label, *cells] for label, cells in rows.items())) + f"\n\n{note}"
