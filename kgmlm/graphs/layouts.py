@@ -22,7 +22,7 @@ Read = tuple[dict[str, pa.Table], dict[str, pa.Table], TextColumns]  # splits, f
 
 
 class How(NamedTuple):
-    """How a folder is read: the languages of texts, and the columns of triples, counted from 0."""
+    """Languages of a folder's texts, and the columns of head, relation and tail, counted from 0."""
 
     languages: Sequence[str] = ("en",)
     order: tuple[int, int, int] | None = None

@@ -223,15 +223,8 @@ def _node(
         **{name: ("description", at) for at, name in enumerate(DESCRIPTIONS)},
         **dict.fromkeys(ALIASES, ("alias", 0)),
     }
-    own: dict[str, tuple[Kind, int]] = {
-        **{name: ("name", at - len(wanted.names)) for at, name in enumerate(wanted.names)},
-        **{
-            name: ("description", at - len(wanted.descriptions))
-            for at, name in enumerate(wanted.descriptions)
-        },
-    }
     for name, value in properties.items():
-        text = own.get(name) or texts.get(name.casefold())
+        text = wanted.own.get(name) or texts.get(name.casefold())
         values = value if isinstance(value, list) else [value]
         if text is not None and all(isinstance(x, str) for x in values):
             for x in values:

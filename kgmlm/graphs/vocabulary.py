@@ -148,15 +148,19 @@ class Wanted:
     skip_deprecated: bool = False
 
     @property
-    def texts_by(self) -> dict[str, tuple[Kind, int]]:
-        """The predicates of texts, each with kind and order."""
+    def own(self) -> dict[str, tuple[Kind, int]]:
+        """The predicates that were asked for, each with kind and order."""
         given: list[tuple[Sequence[str], Kind]] = [(self.names, "name"), (self.descriptions, "description")]
-        own = {
+        return {
             predicate: (kind, at - len(predicates))
             for predicates, kind in given
             for at, predicate in enumerate(predicates)
         }
-        return {**TEXT_PREDICATES, **own}
+
+    @property
+    def texts_by(self) -> dict[str, tuple[Kind, int]]:
+        """The predicates of texts, each with kind and order."""
+        return {**TEXT_PREDICATES, **self.own}
 
     def refuses(self, relation: str) -> str:
         """Why a triple or an attribute is left out; empty where it is not."""
