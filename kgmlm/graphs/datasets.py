@@ -98,8 +98,13 @@ class GlossChooser:
         return ranked[0][1] if ranked[0][0] - ranked[1][0] > self.MARGIN else None
 
 
+def sense_name(lemma: str, part: str, sense: str) -> str:
+    """The surface of a sense of WordNet, such as "run verb 7"; the first sense has no number."""
+    return " ".join([lemma, part, *([sense] if sense != "1" else [])])
+
+
 def read_wordnet(sources: Sources) -> TextColumns:
-    """WordNet lemma, part of speech, sense and gloss; the surface is "run verb 7", sense 1 unwritten."""
+    """WordNet lemma, part of speech, sense and gloss; surfaces by :func:`sense_name`."""
     texts = TextColumns()
     ids = {index: label for label, index in _indexed(sources, "entities").items()}
     raw = {ids[i]: name.split(" , ") for i, name in _indexed(sources, "names").items()}
@@ -115,7 +120,7 @@ def read_wordnet(sources: Sources) -> TextColumns:
             resolved += best is not None
             gloss = best if best is not None else " ".join(gloss.split())
         texts.names[label] = lemma
-        texts.surfaces[label] = " ".join([lemma, parts[label], *([sense] if sense != "1" else [])])
+        texts.surfaces[label] = sense_name(lemma, parts[label], sense)
         texts.descriptions[label] = gloss
     relation_names = _indexed(sources, "relation-names")
     texts.relations = {x: relation_names[i] for x, i in _indexed(sources, "relations").items()}

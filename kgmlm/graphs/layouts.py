@@ -6,6 +6,7 @@ and triples that are known to be false.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import pyarrow as pa
 from kgmlm.core import files
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import read_triples, triples_of
-from kgmlm.graphs.datasets import read_labeled
+from kgmlm.graphs.datasets import PARTS_OF_SPEECH, read_labeled, sense_name
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 
 Read = tuple[dict[str, pa.Table], dict[str, pa.Table], TextColumns]  # splits, false triples, texts
@@ -99,7 +100,10 @@ def openke(folder: Path, how: How) -> Read:
 
 
 def simkgc(folder: Path, how: How) -> Read:
-    """SimKGC's: ``train.txt.json``, ``valid.txt.json``, ``test.txt.json``, ``entities.json``."""
+    """SimKGC's: ``train.txt.json``, ``valid.txt.json``, ``test.txt.json``, ``entities.json``.
+
+    WN18RR's names are WordNet's, such as "land_reform_NN_1": lemma, part of speech and number of the sense.
+    """
     splits = {}
     names = dict[str, str]()
     for split in ("train", "valid", "test"):
@@ -113,6 +117,13 @@ def simkgc(folder: Path, how: How) -> Read:
         for row in _json(path):
             texts.names[row["entity_id"]] = row["entity"]
             texts.descriptions[row["entity_id"]] = row.get("entity_desc", "")
+    senses = {
+        label: re.fullmatch(r"\s*(\S+)_(JJ|NN|RB|VB)_(\d+)\s*", name) for label, name in texts.names.items()
+    }
+    for label, sense in senses.items():
+        if sense is not None:
+            lemma, part = sense[1].replace("_", " "), PARTS_OF_SPEECH[sense[2]]
+            texts.names[label], texts.surfaces[label] = lemma, sense_name(lemma, part, sense[3])
     return splits, {}, texts
 
 

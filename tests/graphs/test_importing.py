@@ -25,6 +25,59 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.importing import Importer, Texts
 
+# Of Wikidata, whose data are in the public domain (CC0).
+WIKIDATA = (
+    '{"entities":{"Q14517013":{"pageid":16187848,"ns":0,"title":"Q14517013","lastrevid":1408823680,'
+    '"modified":"2021-04-26T07:35:01Z","type":"item","id":"Q14517013",'
+    '"labels":{"nl":{"language":"nl","value":"Vredesmolen"},"en":{"language":"en","value":"Peace Mill"}},'
+    '"descriptions":{"nl":{"language":"nl","value":"molen in West-Vlaanderen"}},"aliases":{},"claims":{'
+    '"P625":[{"mainsnak":{"snaktype":"value","property":"P625","hash":"d86538f14e8cca00bbf30fb029829aacbc6903a0",'
+    '"datavalue":{"value":{"latitude":50.99444,"longitude":2.92528,"altitude":null,"precision":0.0001,'
+    '"globe":"http://www.wikidata.org/entity/Q2"},"type":"globecoordinate"},"datatype":"globe-coordinate"},'
+    '"type":"statement","id":"Q14517013$DBFBFD69-F54D-4C92-A7F4-A44F876E5776","rank":"normal",'
+    '"references":[{"hash":"732ec1c90a6f0694c7db9a71bf09fe7f2b674172","snaks":{"P143":[{"snaktype":"value",'
+    '"property":"P143","hash":"9123b0de1cc9c3954366ba797d598e4e1ea4146f","datavalue":{"value":{'
+    '"entity-type":"item","numeric-id":10000,"id":"Q10000"},"type":"wikibase-entityid"},'
+    '"datatype":"wikibase-item"}]},"snaks-order":["P143"]}]}],'
+    '"P17":[{"mainsnak":{"snaktype":"value","property":"P17","hash":"c2859f311753176d6bdfa7da54ceeeac7acb52c8",'
+    '"datavalue":{"value":{"entity-type":"item","numeric-id":31,"id":"Q31"},"type":"wikibase-entityid"},'
+    '"datatype":"wikibase-item"},"type":"statement","id":"Q14517013$C12E4DA5-44E1-41ED-BF3D-C84381246429",'
+    '"rank":"normal"}],'
+    '"P18":[{"mainsnak":{"snaktype":"value","property":"P18","hash":"af765166ecaa7d01ea800812b5b356886b8849a0",'
+    '"datavalue":{"value":"Klerken Vredesmolen R01.jpg","type":"string"},"datatype":"commonsMedia"},'
+    '"type":"statement","id":"Q14517013$5291801E-11BE-4CE7-8F42-D0D6A120F390","rank":"normal"}],'
+    '"P2867":[{"mainsnak":{"snaktype":"value","property":"P2867","hash":"b1c627972ba2cc71e3567d2fb56cb5f90dd64007",'
+    '"datavalue":{"value":"893","type":"string"},"datatype":"external-id"},"type":"statement",'
+    '"id":"Q14517013$2aff9dcd-4d24-cd92-b5af-f6268425695f","rank":"normal"}],'
+    '"P31":[{"mainsnak":{"snaktype":"value","property":"P31","hash":"9b48263bb51c506553aac2281ae331353b5c9002",'
+    '"datavalue":{"value":{"entity-type":"item","numeric-id":38720,"id":"Q38720"},"type":"wikibase-entityid"},'
+    '"datatype":"wikibase-item"},"type":"statement","id":"Q14517013$46dd9d89-4999-eee6-20a4-c4f6650b1d9c",'
+    '"rank":"normal"},{"mainsnak":{"snaktype":"value","property":"P31",'
+    '"hash":"a1d6f3409c57de0361c68263c9397a99dabe19ea","datavalue":{"value":{"entity-type":"item",'
+    '"numeric-id":3851468,"id":"Q3851468"},"type":"wikibase-entityid"},"datatype":"wikibase-item"},'
+    '"type":"statement","id":"Q14517013$C83A8B1F-7798-493A-86C9-EC0EFEE356B3","rank":"normal"},'
+    '{"mainsnak":{"snaktype":"value","property":"P31","hash":"ee5ba9185bdf9f0eb80b52e1cdc70c5883fac95a",'
+    '"datavalue":{"value":{"entity-type":"item","numeric-id":623605,"id":"Q623605"},'
+    '"type":"wikibase-entityid"},"datatype":"wikibase-item"},"type":"statement",'
+    '"id":"Q14517013$CF74DC2E-6814-4755-9BAD-6EE9FEF637DD","rank":"normal"}]},'
+    '"sitelinks":{"nlwiki":{"site":"nlwiki","title":"Vredesmolen","badges":[],'
+    '"url":"https://nl.wikipedia.org/wiki/Vredesmolen"}}}}}'
+)
+WIKIDATA_2014 = """[
+{"type":"item","aliases":{},"labels":{},"descriptions":{},"sitelinks":{},"id":"Q8","claims":{"P31":[\
+{"rank":"normal","mainsnak":{"snaktype":"value","property":"P31","datavalue":{"type":"wikibase-entityid",\
+"value":{"entity-type":"item","numeric-id":331769}},"datatype":"wikibase-item"},\
+"id":"q8$E2EFA381-BA5D-4F52-AF74-660B9A044C1E","type":"statement"},{"rank":"normal","mainsnak":{\
+"snaktype":"value","property":"P31","datavalue":{"type":"wikibase-entityid","value":{"entity-type":"item",\
+"numeric-id":9415}},"datatype":"wikibase-item"},"id":"q8$5DB9C22E-4D86-4FB1-AC36-5C75CC806D6A",\
+"type":"statement"}]}},
+{"type":"item","aliases":{},"labels":{},"descriptions":{},"sitelinks":{},"id":"Q33","claims":{"P31":[\
+{"rank":"normal","mainsnak":{"snaktype":"value","property":"P31","datavalue":{"type":"wikibase-entityid",\
+"value":{"entity-type":"item","numeric-id":6256}},"datatype":"wikibase-item"},\
+"id":"q33$1D955803-700D-4B70-997F-2ABB4C084EB2","type":"statement"}]}},
+{"type":"property","aliases":{},"labels":{},"descriptions":{},"datatype":"wikibase-item","id":"P35","claims":{}}
+]
+"""
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\x00")
 LABELS = st.integers(0, 8).map(lambda n: f"Q{n}")
 TRIPLES = st.lists(st.tuples(LABELS, st.sampled_from(["P1", "P2"]), LABELS), min_size=1, max_size=30)
@@ -137,6 +190,21 @@ def test_properties_of_wikidata_in_rdf_have_their_names(tmp_path: Path) -> None:
     graph, report = imported(written("ntriples", triples, texts), tmp_path, "g.nt")
     assert [relation.name for relation in graph.relations] == ["instance of"] * 4
     assert report["relations without a name"] == 0
+
+
+def test_entities_of_wikidata_as_its_dumps_have_them(tmp_path: Path) -> None:
+    """A windmill as Wikidata answers (2021; CC0), without some claims; then two lines of a dump of 2014."""
+    graph, report = imported(WIKIDATA.encode(), tmp_path / "api", "mill.json", language=["en"])
+    kinds = ("Q38720", "Q3851468", "Q623605")
+    assert known(graph) == [("Q14517013", "P17", "Q31"), *(("Q14517013", "P31", kind) for kind in kinds)]
+    mill = graph.entities[graph.entities.find("Q14517013") or 0]
+    assert (mill.name, mill.description) == ("Peace Mill", "")
+    assert report["left out"] == {"literals": 3, "texts in other languages": 2}
+    graph, _ = imported(WIKIDATA.encode(), tmp_path / "nl", "mill.json", language=["nl"])
+    mill = graph.entities[graph.entities.find("Q14517013") or 0]
+    assert (mill.name, mill.description) == ("Vredesmolen", "molen in West-Vlaanderen")
+    graph, _ = imported(WIKIDATA_2014.encode(), tmp_path / "dump", "dump.json")
+    assert known(graph) == [("Q8", "P31", "Q331769"), ("Q8", "P31", "Q9415"), ("Q33", "P31", "Q6256")]
 
 
 def test_triples_that_look_like_a_header_and_odd_texts_survive(tmp_path: Path) -> None:

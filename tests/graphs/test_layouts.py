@@ -54,18 +54,37 @@ OPENKE = {
     "valid2id.txt": "1\n1 0 0\n",
     "test2id.txt": "1\n3\t2\t1\n",
 }
-# As SimKGC's preprocess.py writes WN18RR.
+# Of WN18RR as SimKGC's preprocess.py writes it: the space before the names of entities.json is there.
 SIMKGC = {
     "train.txt.json": [
-        {"head_id": "00260881", "head": "land reform", "relation": "hypernym", "tail_id": "00260622",
-         "tail": "reform"},
+        {"head_id": "00260881", "head": "land_reform_NN_1", "relation": "hypernym", "tail_id": "00260622",
+         "tail": "reform_NN_1"},
     ],
     "valid.txt.json": [
-        {"head_id": "00260622", "head": "reform", "relation": "also see", "tail_id": "00260881", "tail": "x"},
+        {"head_id": "04270891", "head": "spear_NN_1", "relation": "has part", "tail_id": "04271371",
+         "tail": "spearpoint_NN_1"},
+        {"head_id": "02687172", "head": "flattop_NN_2", "relation": "has part", "tail_id": "02742468",
+         "tail": "arrester_hook_NN_1"},
     ],
     "entities.json": [
-        {"entity_id": "00260881", "entity": "land reform", "entity_desc": "a redistribution of land"},
-        {"entity_id": "00260622", "entity": "reform", "entity_desc": "a change"},
+        {"entity_id": "00260881", "entity": " land_reform_NN_1",
+         "entity_desc": "a redistribution of agricultural land (especially by government action)"},
+        {"entity_id": "01332730", "entity": " cover_VB_1",
+         "entity_desc": "provide with a covering or cause to be covered; \"cover the grave with flowers\""},
+        {"entity_id": "12526178", "entity": " prickle-weed_NN_1",
+         "entity_desc": "perennial herb having dense heads of small white flowers"},
+    ],
+}  # fmt: skip
+# Of FB15k-237 as SimKGC writes it; here the names are words.
+SIMKGC_FREEBASE = {
+    "train.txt.json": [
+        {"head_id": "/m/07pd_j", "head": "American Pie", "relation": "film film genre",
+         "tail_id": "/m/02l7c8", "tail": "Romance Film"},
+    ],
+    "valid.txt.json": [
+        {"head_id": "/m/01t94_1", "head": "George Burns",
+         "relation": "people person spouse s. people marriage type of union", "tail_id": "/m/04ztj",
+         "tail": "Marriage"},
     ],
 }  # fmt: skip
 # From CoDEx (MIT), and its texts of Germany in two languages.
@@ -209,9 +228,19 @@ def test_openke(layout: str | None, tmp_path: Path) -> None:
 def test_simkgc(layout: str | None, tmp_path: Path) -> None:
     graph = imported(laid(tmp_path / "in", SIMKGC), tmp_path / "out", format=layout)
     assert graph.labeled(graph.triples("train")) == [("00260881", "hypernym", "00260622")]
-    assert graph.labeled(graph.triples("valid")) == [("00260622", "also see", "00260881")]
-    entity = graph.entities[graph.entities.find("00260881") or 0]
-    assert (entity.name, entity.description) == ("land reform", "a redistribution of land")
+    assert graph.labeled(graph.triples("valid")) == [
+        ("04270891", "has part", "04271371"),
+        ("02687172", "has part", "02742468"),
+    ]
+    text = {e.label: (e.name, e.surface, e.description) for e in graph.entities}
+    described = "a redistribution of agricultural land (especially by government action)"
+    assert text["00260881"] == ("land reform", "land reform noun", described)
+    assert text["02687172"] == ("flattop", "flattop noun 2", "")  # no entry of its own
+    graph = imported(laid(tmp_path / "fb", SIMKGC_FREEBASE), tmp_path / "out-fb", format=layout)
+    assert graph.entities[graph.entities.find("/m/02l7c8") or 0].name == "Romance Film"
+    assert graph.labeled(graph.triples("valid")) == [
+        ("/m/01t94_1", "people person spouse s. people marriage type of union", "/m/04ztj")
+    ]
 
 
 @pytest.mark.parametrize("layout", ["codex", None])
