@@ -27,7 +27,15 @@ from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.metrics import Ranks, rank_answers
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import SPLITS, Columns, FilterIndex, Groups, Queries, both_sides
+from kgmlm.graphs.queries import (
+    SPLITS,
+    Columns,
+    FilterIndex,
+    GroupedAnswers,
+    Groups,
+    Queries,
+    both_sides,
+)
 from kgmlm.ranking.ranker import MAX_SCORES
 
 WHOLE = (0, 1, 2)  # head, relation and tail of a triple
@@ -219,12 +227,14 @@ class Part(NamedTuple):
         group: which of the distinct queries that are scored each is.
         answers: the column of each one's answer among what is scored.
         known: known answers as (position in ``at``, column) pairs.
+        rejected: answers that are known to be wrong, likewise.
     """
 
     at: IntArray
     group: IntArray
     answers: IntArray
     known: tuple[IntArray, IntArray]
+    rejected: tuple[IntArray, IntArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +248,7 @@ class RankingTask:
         answers: of each.
         groups: which queries are equal.
         known: the filter.
+        rejected: of each query the answers that are known to be wrong, which weights are fitted by.
         member_N: which entities are candidates under the protocol.
         columns: a sample of the candidates, which alone are scored; None is all entities.
     """
@@ -248,6 +259,7 @@ class RankingTask:
     answers: IntArray
     groups: Groups
     known: FilterIndex
+    rejected: GroupedAnswers
     member_N: BoolArray
     columns: Columns | None = None
 
@@ -280,7 +292,8 @@ class RankingTask:
         if among and among < len(members):
             drawn = np.random.default_rng(protocol.seed).choice(members, among, replace=False)
             columns = Columns(np.union1d(answers, drawn))
-        return cls(sampled, triples, queries, answers, groups, known, member_N, columns)
+        rejected = scope.graph.rejected_answers(queries)
+        return cls(sampled, triples, queries, answers, groups, known, rejected, member_N, columns)
 
     @property
     def sides(self) -> int:
@@ -333,12 +346,18 @@ class RankingTask:
         most = max(1, MAX_SCORES // self.width)
         for start in range(0, len(every), most):
             at = every[start : start + most]
-            answers, known = self.answers[at], self.known.lookup(self.queries[at])
+            answers, known = self.answers[at], self._places(*self.known.lookup(self.queries[at]))
             if self.columns is not None:
-                columns = self.columns.of(known[1])
-                known = known[0][columns >= 0], columns[columns >= 0]
                 answers = self.columns.of(answers)
-            yield Part(at, group[start : start + most], answers, known)
+            rejected = self._places(*self.rejected.take(at))
+            yield Part(at, group[start : start + most], answers, known, rejected)
+
+    def _places(self, rows: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Entities that rows have as columns of what is scored, without those that are not."""
+        if self.columns is None:
+            return rows, ids
+        columns = self.columns.of(ids)
+        return rows[columns >= 0], columns[columns >= 0]
 
 
 @dataclass(frozen=True, eq=False)

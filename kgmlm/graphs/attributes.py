@@ -19,7 +19,8 @@ from kgmlm.core.tables import named_rows
 from kgmlm.graphs.entities import EntityTable, humanize, text_array
 
 COLUMNS = ("entity", "attribute", "value")
-WORDS = 16  # of all attributes of an entity: about half of what a short text has room for
+TOKENS = 24  # of all attributes of an entity: more than a third of a text of 64 tokens
+_TOKEN = re.compile(r"\d{1,3}|[^\W\d_]{1,8}|[^\w\s]|_")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _TIME = re.compile(r"\+?(-?\d{4,})(-\d\d)?(-\d\d)?(T.*)?Z?")
 
@@ -42,16 +43,25 @@ def words_of_value(value: str) -> str:
     return value
 
 
+def _tokens(text: str) -> int:
+    """About as many tokens as tokenizers of subwords make of a text: long numbers are several.
+
+    >>> _tokens("employees 250"), _tokens("born 1998-04-01")
+    (3, 7)
+    """
+    return len(_TOKEN.findall(text))
+
+
 def said(attributes: Iterable[tuple[str, str]]) -> str:
-    """Attributes and values of an entity in words, as many as there is room for.
+    """Attributes and values of an entity in words, as many as :data:`TOKENS` have room for.
 
     >>> said([("founded_in", "1998"), ("employees", "+250")])
     'founded in 1998; employees 250'
     """
-    parts, left = list[str](), WORDS
+    parts, left = list[str](), TOKENS
     for attribute, value in attributes:
         part = f"{humanize(attribute)} {words_of_value(value)}"
-        if (count := len(part.split())) <= left:
+        if (count := _tokens(part) + 1) <= left:
             parts.append(part)
             left -= count
     return "; ".join(parts)

@@ -30,7 +30,7 @@ from kgmlm.core.processes import check_main_guard
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import header_columns
-from kgmlm.graphs.attributes import COLUMNS, WORDS
+from kgmlm.graphs.attributes import COLUMNS, TOKENS
 from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
 from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
@@ -216,7 +216,7 @@ class Importer:
             return
         own = self.attributes.setdefault(self.ids.setdefault(subject, len(self.ids)), [])
         found = (self.ids.setdefault(predicate, len(self.ids)), value)
-        if len(own) < WORDS and found not in own:  # more have no room in a text
+        if len(own) < TOKENS and found not in own:  # more have no room in a text
             own.append(found)
 
     def kind(self, label: str, name: str) -> None:

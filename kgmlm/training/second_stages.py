@@ -28,6 +28,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker, SignalScores, Use
 from kgmlm.ranking.second_stage import Best, Conditional, CrossEncoding, Floats, ReverseScoring, best_of
 from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, SECOND
+from kgmlm.signals.base import REJECTED
 from kgmlm.training.weights import (
     ValidationSample,
     figures_of,
@@ -216,7 +217,8 @@ def _choose_use(
 
 
 class _Both(NamedTuple):
-    """Scores of both stages for the candidates ``(b, 1 + K, 2)`` of some queries, as :class:`Sample` has it.
+    """Scores of both stages for the candidates ``(b, 1 + K, 2)`` of some queries, and for how many entities
+    each stands, as :class:`~kgmlm.training.weights.ValidationSample` has them.
 
     Attributes:
         at: which queries.
@@ -225,7 +227,7 @@ class _Both(NamedTuple):
 
     at: IntArray
     scores_bCS: Floats
-    there_bC: BoolArray
+    stands_bC: Floats
     held_b: BoolArray
 
 
@@ -240,13 +242,16 @@ def _parts(
         ids_bK, said_bKS = ids_dK[part.group], said_dKS[part.group]
         own_bK = ids_bK == part.answers[:, None]
         chosen_bK = best.chosen_BK[part.group]
-        known = part.known[0] * count + part.known[1]
+        place_bK = np.arange(len(ids_bK))[:, None] * count + ids_bK
         others_bK = chosen_bK & ~own_bK & task.member_N[ids_bK]
-        others_bK &= ~np.isin(np.arange(len(ids_bK))[:, None] * count + ids_bK, known)
+        others_bK &= ~np.isin(place_bK, part.known[0] * count + part.known[1])
         there_bC = np.concatenate([(own_bK & chosen_bK).any(1, keepdims=True), others_bK], 1)
         answer_b1S = np.where(own_bK[..., None], said_bKS, 0).sum(1, keepdims=True)
         scores_bCS = np.where(there_bC[..., None], np.concatenate([answer_b1S, said_bKS], 1), 0)
-        yield _Both(part.at, scores_bCS.astype(np.float32), there_bC, own_bK.any(1))
+        wrong_bK = np.isin(place_bK, part.rejected[0] * count + part.rejected[1])
+        stands_bC = there_bC * np.float32(1)
+        stands_bC[:, 1:][wrong_bK] *= REJECTED
+        yield _Both(part.at, scores_bCS.astype(np.float32), stands_bC, own_bK.any(1))
 
 
 class Tuned(NamedTuple):

@@ -29,6 +29,7 @@ from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, b
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
+from kgmlm.signals.base import REJECTED
 from kgmlm.training.recipes import LARGE, LEAST
 from kgmlm.training.second_stages import STAGES
 from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, silent, validation_task
@@ -91,6 +92,7 @@ class Lists:
         candidates: which, and their scores by the stages before and by each signal.
         open_DK: which compete: answers that are asked for, and what answers no known triple.
         asked_DK: which are answers that are asked for.
+        stands_DK: for how many entities each stands: 1, more if it is known to be wrong.
         known_DKF: the features that do not depend on the weights of signals.
         mixture: the weights that the scores are by.
     """
@@ -99,6 +101,7 @@ class Lists:
     candidates: CandidateScores
     open_DK: BoolArray
     asked_DK: BoolArray
+    stands_DK: Floats
     known_DKF: Floats
     mixture: Mixture
 
@@ -119,6 +122,7 @@ class Lists:
             self.candidates.take(rows),
             self.open_DK[rows],
             self.asked_DK[rows],
+            self.stands_DK[rows],
             self.known_DKF[rows],
             self.mixture,
         )
@@ -216,8 +220,11 @@ def _read(
     distinct, count = task.distinct, len(graph.entities)
     most = min(most, count)
     known = FilterIndex([graph.splits[split] for split in protocol.filter], count)
+    rejected = FilterIndex(
+        [graph.negatives[split] for split in ("train",) if split in graph.negatives], count
+    )
     found = CandidateScores.blank(features.signals, (len(distinct), most))
-    open_DK, asked_DK = np.zeros((2, len(distinct), most), np.bool_)
+    open_DK, asked_DK, rejected_DK = np.zeros((3, len(distinct), most), np.bool_)
     known_DKF = np.zeros((len(distinct), most, len(features.known_names)), np.float32)
     list_B, column_B = np.zeros((2, len(task.queries)), np.int64)
     view, tell = task.view(), partial(advance, "reading candidates")
@@ -231,6 +238,7 @@ def _read(
             found.put(rows[at], some)
             known_DKF[rows[at]] = features.known(distinct[rows[at]], ids_dK[at])
         open_DK[rows] = (ids_dK >= 0) & ~_answers(known, distinct[rows], ids_dK)
+        rejected_DK[rows] = _answers(rejected, distinct[rows], ids_dK)
         for part in task.parts(rows):
             view.rank(scores_dN, part)
             own_bK = ids_dK[part.group] == part.answers[:, None]
@@ -239,7 +247,8 @@ def _read(
     inside = column_B >= 0
     asked_DK[list_B[inside], column_B[inside]] = True
     reciprocal_B = 1 / view.result().of_type("realistic")
-    lists = Lists(distinct, found, open_DK | asked_DK, asked_DK, known_DKF, ranker.mixture)
+    stands_DK = np.where(rejected_DK & ~asked_DK, np.float32(REJECTED), np.float32(1))
+    lists = Lists(distinct, found, open_DK | asked_DK, asked_DK, stands_DK, known_DKF, ranker.mixture)
     return lists, Asks(task.queries, list_B, column_B, reciprocal_B)
 
 
@@ -259,6 +268,7 @@ def _fitted(lists: Lists, features: PairFeatures, tell: Callable[[], None]) -> F
         lists.features(features)[lists.open_DK],
         lists.asked_DK[lists.open_DK].astype(np.float32),
         group=lists.open_DK.sum(1),
+        weight=lists.stands_DK[lists.open_DK],
         params=dict(HOW),
     )
     how = {**HOW, "num_threads": torch.get_num_threads()}
@@ -315,10 +325,12 @@ def _sample(
     scores_BKS = scores_DKS[asks.list_B]
     answer_B1S = np.take_along_axis(scores_BKS, np.maximum(asks.column_B, 0)[:, None, None], 1)
     wrong_BK = lists.wrong_DK[asks.list_B] & inside_B[:, None]
-    there_BC = np.concatenate([inside_B[:, None], wrong_BK], 1)
-    scores_BCS = np.where(there_BC[..., None], np.concatenate([answer_B1S, scores_BKS], 1), np.float32(0))
+    stands_BC = np.concatenate([inside_B[:, None], wrong_BK * lists.stands_DK[asks.list_B]], 1)
+    scores_BCS = np.concatenate([answer_B1S, scores_BKS], 1)
+    scores_BCS = np.where(stands_BC[..., None] > 0, scores_BCS, np.float32(0))
     relations = lists.mixture.relations
-    return ValidationSample(names, asks.queries, scores_BCS, there_BC, relations, confident)
+    stands_BC = stands_BC.astype(np.float32)
+    return ValidationSample(names, asks.queries, scores_BCS, stands_BC, relations, confident)
 
 
 def _chosen(lists: Lists, asks: Asks, scores_DK: Floats, added_DK: Floats) -> tuple[Use, dict[str, float]]:

@@ -19,7 +19,7 @@ from conftest import Cli, refused
 from safetensors.numpy import load_file, save_file
 
 import kgmlm
-from kgmlm.core.config import KGESettings, RuleSettings, VectorSettings
+from kgmlm.core.config import KGESettings, Protocol, RuleSettings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
@@ -27,6 +27,7 @@ from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, gr
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
 from kgmlm.runs.folder import open_folder
+from kgmlm.signals.base import REJECTED
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 from kgmlm.training import trees as fitting
@@ -471,6 +472,25 @@ def test_probabilities_are_those_of_new_queries(with_trees: Path, tmp_path: Path
     assert top.loc[~top["known"], "probability"].between(0, 1).all()
     kgmlm.tune(run, add="trees", candidates=30, progress=False)
     assert not open_folder(run).lists, "other trees, other probabilities"
+
+
+@pytest.mark.slow
+def test_known_wrong_answers_weigh_more(trained: Path) -> None:
+    run = open_folder(trained)
+    ranker, protocol = run.ranker("cpu"), Protocol(split="valid")
+    features = PairFeatures(ranker)
+    lists, _ = fitting._read(ranker, features, run.graph, protocol, fitting.silent, 20, 64)
+    assert (lists.stands_DK == 1).all()
+    first_D = np.where(lists.wrong_DK.any(1), lists.wrong_DK.argmax(1), 0)
+    wrong = lists.queries.triples(lists.candidates.ids_BK[np.arange(len(first_D)), first_D])
+    wrong = wrong[lists.wrong_DK.any(1)]
+    graph = replace(run.graph, negatives={"train": wrong})
+    told, _ = fitting._read(ranker, features, graph, protocol, fitting.silent, 20, 64)
+    at = np.flatnonzero(lists.wrong_DK.any(1))
+    assert (told.stands_DK[at, first_D[at]] == REJECTED).all()
+    assert (told.stands_DK[told.asked_DK] == 1).all()
+    one, other = (fitting._fitted(x, features, lambda: None) for x in (lists, told))
+    assert not alike(one, other)
 
 
 def test_few_validation_triples_teach_trees_nothing(cli: Cli, toy_run: Path) -> None:

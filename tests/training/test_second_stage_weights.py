@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
+from kgmlm.signals.base import REJECTED
 from kgmlm.training.second_stages import choose_reranking
+from kgmlm.training.weights import ValidationSample
 
 
 @pytest.fixture
@@ -81,6 +84,32 @@ def test_the_weight_goes_by_how_much_the_scores_say(ranker: Ranker, toy: Knowled
         uses.append(choose_reranking(ranker, toy, Protocol(split="valid"))[0])
     assert uses[0].k == uses[1].k > 0
     assert uses[0].weight == pytest.approx(4 * uses[1].weight)
+
+
+def test_known_wrong_answers_stand_for_several(
+    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = np.arange(len(toy.entities))
+    triples = np.repeat(toy.splits["valid"], len(everything), axis=0)
+    triples[:, 2] = np.tile(everything, len(toy.splits["valid"]))
+    known = {tuple(triple) for triple in toy.all_triples.tolist()}
+    wrong = np.array([triple for triple in triples.tolist() if tuple(triple) not in known])
+    samples = list[ValidationSample]()
+    joined = ValidationSample.joined.__func__  # type: ignore[attr-defined]
+
+    def keeping(cls: type[ValidationSample], *args: Any) -> ValidationSample:
+        samples.append(joined(cls, *args))
+        return samples[-1]
+
+    monkeypatch.setattr(ValidationSample, "joined", classmethod(keeping))
+    for negatives in ({}, {"train": wrong}):
+        choose_reranking(ranker, replace(toy, negatives=negatives), Protocol(split="valid"))
+    plain, told = (sample.stands_BC for sample in samples)
+    tail_B = samples[0].queries.tail_B
+    assert set(np.unique(plain)) == {0, 1}
+    assert ((told > 0) == (plain > 0)).all()
+    assert (told[tail_B, 1:][plain[tail_B, 1:] > 0] == REJECTED).all(), "whatever is no known answer"
+    assert (told[:, 0] <= 1).all(), "the answers"
 
 
 def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy: KnowledgeGraph) -> None:
