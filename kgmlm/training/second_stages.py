@@ -1,23 +1,22 @@
 """Second stages chosen on validation: how many of the best candidates each scores, and how much that counts.
 
-Each half of the triples is measured by what the other half chose. How much a stage counts is fitted by the
+Each half of the queries is measured by what the other half chose. How much a stage counts is fitted by the
 likelihood of validation's answers (:mod:`kgmlm.training.weights`), how many it scores is chosen by MRR.
 
-Shapes: d distinct queries, b queries with an answer each; D all distinct queries, S those of this process; K
-candidates, C of them and the answer.
+Shapes: d distinct queries; D all distinct queries, S those of this process; K candidates; B queries with an
+answer each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError
 from kgmlm.core.processes import sharing
@@ -25,23 +24,15 @@ from kgmlm.core.progress import Advance
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Mixture, Ranker, SignalScores, Use
-from kgmlm.ranking.second_stage import Best, Conditional, CrossEncoding, Floats, ReverseScoring, best_of
+from kgmlm.ranking.ranker import Mixture, Ranker, Use
+from kgmlm.ranking.second_stage import Conditional, CrossEncoding, Floats, ReverseScoring, best_of
+from kgmlm.ranking.trees import odd_half
 from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, SECOND
-from kgmlm.signals.base import REJECTED
-from kgmlm.training.weights import (
-    ValidationSample,
-    figures_of,
-    halved,
-    ranked_by,
-    silent,
-    validation_task,
-    weigh,
-)
+from kgmlm.training.candidate_lists import CandidateLists, Reading, read_lists
+from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 WEIGHTS_TRIED = tuple(2 ** (i / 2) for i in range(-6, 5))  # 1: as much as the first stage
-STAGES = ("first", "second")
 
 
 def choose_reranking(
@@ -65,8 +56,8 @@ def choose_reranking(
         ConfigError: when the protocol asks or filters test triples, or there is no reranker.
 
     Returns:
-        The choice, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` with it (each half of the triples by what
-        was chosen on the other; the weights of the signals stay), ``k`` and ``weight``, ``mrr_first`` without
+        The choice, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` with it (each half of the queries by what
+        was chosen on the other, weights of signals included), ``k`` and ``weight``, ``mrr_first`` without
         reranking, and ``held``, the share of answers that the most candidates hold.
     """
     stage = ranker.stages.get(CrossEncoding.name)
@@ -109,7 +100,7 @@ def _choose_reading(
     weights = [confident * x for x in WEIGHTS_TRIED]
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
-        return stage.score(ranker, queries, ids_dK, batch_size)
+        return stage.score(ranker, queries, ids_dK, batch_size)[:, :, None]
 
     first = ranker.without_stage(stage.name)
     return _choose_use(first, task, advance, most, weights, read, batch_size)
@@ -134,7 +125,7 @@ def choose_reverse(
     told = partial(advance, "validating")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
-        return back_DK[rows]
+        return back_DK[rows, :, None]
 
     return _choose_use(first, task, told, most, WEIGHTS_TRIED, read, batch_size)
 
@@ -163,95 +154,45 @@ def _choose_use(
     advance: Callable[[int, int], None],
     most: int,
     weights: Sequence[float],
-    read: Callable[[Queries, IntArray, IntArray], Floats],
+    read: Reading,
     batch_size: int,
 ) -> tuple[Use, dict[str, float]]:
     """Choose how a second stage is used.
 
     Args:
         most: candidates that are tried at most.
-        read: what it says of candidates ``(d, K)`` of some queries, and which of all these are.
+        read: reads one number of each candidate.
     """
-    most = min(most, len(task.member_N))
+    lists, asks = read_lists(ranker, task, most, read, 1, advance, batch_size, sharing())
+    read_DK, most = lists.read_DKF[:, :, 0], lists.read_DKF.shape[1]
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
-    tried = [Use(0, 0.0), *(Use(k, weight) for k in sizes for weight in weights)]
-    found: list[_Both] = []
+    chosen = {k: lists.first(k) for k in sizes}
+    never = Use(0, 0.0)
 
-    def score(queries: Queries, rows: IntArray, said: SignalScores) -> Iterator[torch.Tensor]:
-        scores_dN = ranker.reranked(queries, ranker.combined(queries, said), batch_size=batch_size)
-        best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
-        read_dK = read(queries, rows, best.to_read(ids_dK))
-        found.extend(_parts(task, rows, best, ids_dK, read_dK))
-        yield scores_dN
-        for use in tried[1:]:
-            yield best.first(use.k).reranked(scores_dN, read_dK[:, : use.k], use.weight)
+    def reciprocal(by: CandidateLists, use: Use) -> FloatArray:
+        if not use.k:
+            return by.reciprocal(asks, by.scores_DK)
+        added_DK = np.where(chosen[use.k], use.weight * read_DK, 0)
+        return by.reciprocal(asks, by.scores_DK + added_DK, chosen[use.k])
 
-    ranks = ranked_by(ranker, task, len(tried), score, advance, batch_size)
-    parts = [part for of_one in sharing().gathered(found) for part in of_one]
-    sample = ValidationSample.joined(
-        STAGES, task.queries, [p[:3] for p in parts], len(ranker.context.relations)
-    )
-    held = sum(int(part.held_b.sum()) for part in parts) / len(task.queries)
-    reciprocal_WB = np.stack([1 / r.of_type("realistic") for r in ranks])
-
-    def choose(of_B: BoolArray) -> int:
-        fitted = sample.fitted(STAGES, of_B, by_relation=False).averages
-        fits = fitted["second"] / fitted["first"]
+    def choose(by: CandidateLists, of_D: BoolArray) -> Use:
+        fits = by.ratio(asks, read_DK, of_D)
         near = min(weights, key=lambda weight: abs(math.log(weight / fits)))
-        mean_W = reciprocal_WB[:, of_B].mean(1)
-        return max(
-            (w for w, use in enumerate(tried) if use.weight in (0, near)), key=lambda w: float(mean_W[w])
-        )
+        uses = [never, *(Use(k, near) for k in sizes)]
+        return max(uses, key=lambda use: float(reciprocal(by, use)[of_D[asks.list_B]].mean()))
 
-    mean_W, crossed_B = reciprocal_WB.mean(1), halved(reciprocal_WB, choose)
-    use = tried[choose(np.ones(len(task.queries), np.bool_))]
-    if crossed_B.mean() <= mean_W[0]:
-        use, crossed_B = tried[0], reciprocal_WB[0]
-    return use, {
-        **figures_of(crossed_B),
-        "k": use.k,
-        "weight": use.weight,
-        "mrr_first": float(mean_W[0]),
-        "held": held,
-    }
-
-
-class _Both(NamedTuple):
-    """Scores of both stages for the candidates ``(b, 1 + K, 2)`` of some queries, and for how many entities
-    each stands, as :class:`~kgmlm.training.weights.ValidationSample` has them.
-
-    Attributes:
-        at: which queries.
-        held_b: whether the answer is one of the K best.
-    """
-
-    at: IntArray
-    scores_bCS: Floats
-    stands_bC: Floats
-    held_b: BoolArray
-
-
-def _parts(
-    task: RankingTask, rows: IntArray, best: Best, ids_dK: IntArray, read_dK: Floats
-) -> Iterator[_Both]:
-    """Yield scores of both stages for the best candidates of some distinct queries, for each of their
-    answers.
-    """
-    said_dKS, count = np.stack([best.scores_BK, read_dK], 2), len(task.member_N)
-    for part in task.parts(rows):
-        ids_bK, said_bKS = ids_dK[part.group], said_dKS[part.group]
-        own_bK = ids_bK == part.answers[:, None]
-        chosen_bK = best.chosen_BK[part.group]
-        place_bK = np.arange(len(ids_bK))[:, None] * count + ids_bK
-        others_bK = chosen_bK & ~own_bK & task.member_N[ids_bK]
-        others_bK &= ~np.isin(place_bK, part.known[0] * count + part.known[1])
-        there_bC = np.concatenate([(own_bK & chosen_bK).any(1, keepdims=True), others_bK], 1)
-        answer_b1S = np.where(own_bK[..., None], said_bKS, 0).sum(1, keepdims=True)
-        scores_bCS = np.where(there_bC[..., None], np.concatenate([answer_b1S, said_bKS], 1), 0)
-        wrong_bK = np.isin(place_bK, part.rejected[0] * count + part.rejected[1])
-        stands_bC = there_bC * np.float32(1)
-        stands_bC[:, 1:][wrong_bK] *= REJECTED
-        yield _Both(part.at, scores_bCS.astype(np.float32), stands_bC, own_bK.any(1))
+    odd_D, every_D = odd_half(lists.queries), np.ones(len(lists.queries), np.bool_)
+    first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
+    if not all((lists.teaches_D & of_D).any() for of_D in (odd_D, ~odd_D)):
+        return never, asks.figures(first_B, crossed_B, never)
+    for of_D in (odd_D, ~odd_D):
+        by_half, others_B = lists.weighed(lists.weights_of(asks, of_D)), ~of_D[asks.list_B]
+        first_B[others_B] = reciprocal(by_half, never)[others_B]
+        crossed_B[others_B] = reciprocal(by_half, choose(by_half, of_D))[others_B]
+    use = choose(lists, every_D)
+    if crossed_B.mean() <= first_B.mean():
+        use, crossed_B = never, first_B
+    return use, asks.figures(first_B, crossed_B, use)
 
 
 class Tuned(NamedTuple):

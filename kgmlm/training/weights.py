@@ -6,10 +6,10 @@ half chose (two-fold cross-fitting).
 
 The weighted sum of S signal scores of a query's candidates goes through a softmax over those that no known
 triple has; the weights maximize the likelihood of validation's answers. A candidate that is known to be wrong
-stands for several. Weights are positive, so their logarithms are fitted: one for each signal, and an addition per relation and side, shrunk to 0. Those of a
-signal that may count against a candidate (`linked`) have either sign, and are fitted as they are. Reciprocal
-ranks are steps, and what they choose on a few hundred triples is mostly chance (eval/LOG.md); likelihoods are
-smooth, and weights that maximize them rank better.
+stands for several. Weights are positive, so their logarithms are fitted: one for each signal, and an addition
+per relation and side, shrunk to 0. Those of a signal that may count against a candidate (`linked`) have
+either sign, and are fitted as they are. Reciprocal ranks are steps, and what they choose on a few hundred
+triples is mostly chance (eval/LOG.md); likelihoods are smooth, and weights that maximize them rank better.
 
 Shapes: B queries, all heads and then all tails; C candidates (the answer and those that some signal ranks
 best); S signals, R relations; d distinct queries, b queries with an answer each; N candidates, K of them the
@@ -105,18 +105,6 @@ def ranked_by(
 def crossed(by_odd_B: FloatArray, by_even_B: FloatArray) -> FloatArray:
     """Join two results: odd triples by the choice of the even ones, and the other way round."""
     return np.where(odd(len(by_odd_B)), by_even_B, by_odd_B)
-
-
-def halved(reciprocal_WB: FloatArray, choose: Callable[[BoolArray], int]) -> FloatArray:
-    """Reciprocal ranks ``(B,)``, those of each half of the triples by the way that the other half chooses; of
-    a single triple by the first way, which nothing chose.
-
-    Args:
-        choose: a way, by some of the queries.
-    """
-    odd_B = odd(reciprocal_WB.shape[1])
-    by_odd, by_even = (choose(odd_B), choose(~odd_B)) if odd_B.any() else (0, 0)
-    return crossed(reciprocal_WB[by_odd], reciprocal_WB[by_even])
 
 
 def odd(count: int) -> BoolArray:

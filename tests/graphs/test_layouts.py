@@ -232,7 +232,8 @@ def test_simkgc(layout: str | None, tmp_path: Path) -> None:
         ("04270891", "has part", "04271371"),
         ("02687172", "has part", "02742468"),
     ]
-    text = {e.label: (e.name, e.surface, e.description) for e in graph.entities}
+    columns = [graph.entities.column(name) for name in ("name", "surface", "description")]
+    text = dict(zip(graph.entities.column("label"), zip(*columns, strict=True), strict=True))
     described = "a redistribution of agricultural land (especially by government action)"
     assert text["00260881"] == ("land reform", "land reform noun", described)
     assert text["02687172"] == ("flattop", "flattop noun 2", "")  # no entry of its own

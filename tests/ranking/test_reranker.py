@@ -150,7 +150,8 @@ def test_a_run_is_reranked_by_the_command(
     reports = {k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 4))}
     assert reports[()]["reranking"]["k"] == 5
     assert reports[()]["reranking"]["settings"]["training"]["objective"] == "rerank"
-    assert reports["--rerank", 0]["metrics"]["mrr"] == pytest.approx(valid["mrr_first"])
+    of_both_halves = pytest.approx(valid["mrr_first"], abs=0.1)  # each by the weights of the other
+    assert reports["--rerank", 0]["metrics"]["mrr"] == of_both_halves
     assert reports["--rerank", 0]["reranking"] is None
     assert reports["--rerank", 4]["reranking"]["k"] == 4
     refused(cli("evaluate", run, "--rerank", 4, "--scores", "vector"), "--rerank goes with")

@@ -31,7 +31,9 @@ from kgmlm.signals.base import REJECTED
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 from kgmlm.training import trees as fitting
+from kgmlm.training.candidate_lists import CandidateLists, read_lists
 from kgmlm.training.recipes import recipe_of
+from kgmlm.training.weights import validation_task
 
 lightgbm = pytest.importorskip("lightgbm")
 
@@ -479,15 +481,20 @@ def test_known_wrong_answers_weigh_more(trained: Path) -> None:
     run = open_folder(trained)
     ranker, protocol = run.ranker("cpu"), Protocol(split="valid")
     features = PairFeatures(ranker)
-    lists, _ = fitting._read(ranker, features, run.graph, protocol, fitting.silent, 20, 64)
-    assert (lists.stands_DK == 1).all()
-    first_D = np.where(lists.wrong_DK.any(1), lists.wrong_DK.argmax(1), 0)
-    wrong = lists.queries.triples(lists.candidates.ids_BK[np.arange(len(first_D)), first_D])
-    wrong = wrong[lists.wrong_DK.any(1)]
-    graph = replace(run.graph, negatives={"train": wrong})
-    told, _ = fitting._read(ranker, features, graph, protocol, fitting.silent, 20, 64)
+
+    def read(queries: Queries, rows: Any, ids_dK: Any) -> Any:
+        return features.known(queries, ids_dK)
+
+    def lists_of(graph: KnowledgeGraph) -> CandidateLists:
+        task, width = validation_task(graph, protocol), len(features.known_names)
+        return read_lists(ranker, task, 20, read, width, lambda n, of: None)[0]
+
+    lists = lists_of(run.graph)
     at = np.flatnonzero(lists.wrong_DK.any(1))
-    assert (told.stands_DK[at, first_D[at]] == REJECTED).all()
+    first = lists.wrong_DK[at].argmax(1)
+    wrong = lists.queries[at].triples(lists.candidates.ids_BK[at, first])
+    told = lists_of(replace(run.graph, negatives={"train": wrong}))
+    assert (told.stands_DK[at, first] == REJECTED).all()
     assert (told.stands_DK[told.asked_DK] == 1).all()
     one, other = (fitting._fitted(x, features, lambda: None) for x in (lists, told))
     assert not alike(one, other)

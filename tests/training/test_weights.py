@@ -79,7 +79,7 @@ def oracle(graph: KnowledgeGraph, split: str, relations: list[int]) -> KGE:
                 sign = 1.0 if query.relation in relations else -1.0
                 mine = answers[(known == query.entity) & (r == query.relation)]
                 found[b, mine] = sign
-            return found
+            return found.gather(1, torch.from_numpy(pool.filled).expand(len(found), -1))
 
     return Oracle(torch.zeros(0, 2), torch.zeros(0, 2), torch.zeros(0), np.zeros(0, np.int64))
 

@@ -1,0 +1,239 @@
+"""The best candidates of the queries that validation asks, by which second stages and trees are chosen.
+
+Each distinct query is a list of the best candidates of the stages before; known answers that are not asked
+for are left out. The queries are in two halves, by entity, relation and side. What is fitted to one half, the
+weights of signals included, is measured by the other.
+
+Shapes: D distinct queries, d of them, K candidates of each, F numbers that are read of a candidate; B queries
+with an answer each; S signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.processes import ALONE, ProcessGroup
+from kgmlm.evaluation.task import RankingTask
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.pair_features import CandidateScores, Floats, blocks_of
+from kgmlm.ranking.ranker import Mixture, Ranker, Use
+from kgmlm.ranking.second_stage import best_of
+from kgmlm.signals.base import REJECTED
+from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights
+
+STAGES = ("first", "second")
+# Of some queries, which of all they are, and their candidates, -1 where there is none: (d, K, F).
+Reading = Callable[[Queries, IntArray, IntArray], Floats]
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateLists:
+    """The best candidates of D queries, best first.
+
+    Attributes:
+        candidates: which, and their scores by the stages before and by each signal; none where the next
+            stage would not read one.
+        open_DK: which compete: answers that are asked for, and what answers no known triple.
+        asked_DK: which are answers that are asked for.
+        stands_DK: for how many entities each stands: 1, more if it is known to be wrong.
+        read_DKF: what was read of each.
+        mixture: the weights that the scores are by.
+        confident: by how much scores are divided in training, and weights multiplied.
+    """
+
+    queries: Queries
+    candidates: CandidateScores
+    open_DK: BoolArray
+    asked_DK: BoolArray
+    stands_DK: Floats
+    read_DKF: Floats
+    mixture: Mixture
+    confident: float
+
+    @property
+    def scores_DK(self) -> Floats:
+        """Scores by the stages before."""
+        return self.candidates.scores_BK
+
+    @property
+    def wrong_DK(self) -> BoolArray:
+        """Return which compete and are no answers."""
+        return self.open_DK & ~self.asked_DK
+
+    @property
+    def teaches_D(self) -> BoolArray:
+        """Return which have an answer and a wrong candidate."""
+        return np.logical_and(self.asked_DK.any(1), self.wrong_DK.any(1))
+
+    def take(self, rows: IntArray) -> CandidateLists:
+        """Some of them."""
+        return CandidateLists(
+            self.queries[rows],
+            self.candidates.take(rows),
+            self.open_DK[rows],
+            self.asked_DK[rows],
+            self.stands_DK[rows],
+            self.read_DKF[rows],
+            self.mixture,
+            self.confident,
+        )
+
+    def first(self, k: int) -> BoolArray:
+        """Return which ``(D, K)`` a stage would read that reads the k best: none that ties with the next."""
+        there_DK, scores_DK = self.candidates.there_BK, self.scores_DK
+        if k >= scores_DK.shape[1]:
+            return there_DK
+        return there_DK & ((scores_DK > scores_DK[:, k : k + 1]) | ~there_DK[:, k : k + 1])
+
+    def weighed(self, mixture: Mixture) -> CandidateLists:
+        """A copy by other weights; what second stages have added to scores stays."""
+        now_DK, then_DK = (self.candidates.combined(by, self.queries) for by in (mixture, self.mixture))
+        return replace(self.scored(self.scores_DK + (now_DK - then_DK)), mixture=mixture)
+
+    def scored(self, scores_DK: Floats) -> CandidateLists:
+        """A copy with other scores by the stages before."""
+        return replace(self, candidates=self.candidates._replace(scores_BK=scores_DK))
+
+    def weights_of(self, asks: Asks, of_D: BoolArray) -> Mixture:
+        """The weights of signals that some of the queries choose; those of the lists of a single signal."""
+        names = tuple(self.candidates.said)
+        if len(names) < 2:
+            return self.mixture
+        said_DKS = np.stack([self.candidates.said[name] for name in names], 2)
+        return fitted_weights(self.sample(asks, names, said_DKS), names, of_D[asks.list_B])
+
+    def sample(self, asks: Asks, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
+        """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
+        inside_B = asks.column_B >= 0
+        scores_BKS = scores_DKS[asks.list_B]
+        answer_B1S = np.take_along_axis(scores_BKS, np.maximum(asks.column_B, 0)[:, None, None], 1)
+        wrong_BK = self.wrong_DK[asks.list_B] & inside_B[:, None]
+        stands_BC = np.concatenate([inside_B[:, None], wrong_BK * self.stands_DK[asks.list_B]], 1)
+        scores_BCS = np.concatenate([answer_B1S, scores_BKS], 1)
+        scores_BCS = np.where(stands_BC[..., None] > 0, scores_BCS, np.float32(0))
+        relations, stands_BC = self.mixture.relations, stands_BC.astype(np.float32)
+        return ValidationSample(tuple(names), asks.queries, scores_BCS, stands_BC, relations, self.confident)
+
+    def ratio(self, asks: Asks, added_DK: Floats, of_D: BoolArray) -> float:
+        """Compute how much a second stage counts beside the stages before, so that the answers of some of
+        the queries are most likely.
+        """
+        both = self.sample(asks, STAGES, np.stack([self.scores_DK, added_DK], 2))
+        averages = both.fitted(STAGES, of_D[asks.list_B], by_relation=False).averages
+        return averages["second"] / averages["first"]
+
+    def reciprocal(self, asks: Asks, scores_DK: Floats, ahead_DK: BoolArray | None = None) -> FloatArray:
+        """Reciprocal ranks ``(B,)``: of answers in their list by some scores, of others as they were.
+
+        Args:
+            ahead_DK: which stay ahead of the others.
+        """
+        inside_B = asks.column_B >= 0
+        list_b, column_b = asks.list_B[inside_B], asks.column_B[inside_B]
+        wrong_bK, own_b1 = self.wrong_DK[list_b], scores_DK[list_b, column_b][:, None]
+        better_bK, equal_bK = scores_DK[list_b] > own_b1, scores_DK[list_b] == own_b1
+        if ahead_DK is not None:
+            ahead_bK, own_ahead_b1 = ahead_DK[list_b], ahead_DK[list_b, column_b][:, None]
+            same_bK = ahead_bK == own_ahead_b1
+            better_bK, equal_bK = (ahead_bK & ~own_ahead_b1) | (same_bK & better_bK), same_bK & equal_bK
+        found_B = asks.reciprocal_B.copy()
+        found_B[inside_B] = 1 / (1 + (wrong_bK & better_bK).sum(1) + (wrong_bK & equal_bK).sum(1) / 2)
+        return found_B
+
+
+class Asks(NamedTuple):
+    """B queries with an answer each.
+
+    Attributes:
+        list_B: of which list each is.
+        column_B: the answer's place in it; -1 where it is not there.
+        reciprocal_B: reciprocal ranks of the answers by the stages before.
+    """
+
+    queries: Queries
+    list_B: IntArray
+    column_B: IntArray
+    reciprocal_B: FloatArray
+
+    def figures(self, first_B: FloatArray, reciprocal_B: FloatArray, use: Use) -> dict[str, float]:
+        """The figures of a choice, by reciprocal ranks without the stage and with it."""
+        return {
+            **figures_of(reciprocal_B),
+            "k": use.k,
+            "weight": use.weight,
+            "mrr_first": float(first_B.mean()),
+            "held": float((self.column_B >= 0).mean()),
+        }
+
+
+def read_lists(
+    ranker: Ranker,
+    task: RankingTask,
+    most: int,
+    read: Reading,
+    width: int,
+    advance: Callable[[int, int], None],
+    batch_size: int = 64,
+    world: ProcessGroup = ALONE,
+) -> tuple[CandidateLists, Asks]:
+    """The lists of all queries of a task.
+
+    Args:
+        ranker: with the stages before.
+        most: K.
+        read: reads candidates.
+        width: F.
+        world: the processes that share the queries.
+    """
+    distinct, most, share = task.distinct, min(most, len(task.member_N)), task.share(world)
+    names = tuple(name for name in ranker.mixture.signals if name in ranker.signals)
+    found = CandidateScores.blank(names, (len(distinct), most))
+    open_DK, rejected_DK, asked_DK = np.zeros((3, len(distinct), most), np.bool_)
+    list_B, column_B = np.zeros((2, len(task.queries)), np.int64)
+    read_DKF, view = np.zeros((len(distinct), most, width), np.float32), task.view()
+    for own, scores_dN, states in ranker.scored(
+        distinct[share], None, batch_size, lambda n: advance(n, len(distinct))
+    ):
+        rows, queries = share[own], distinct[share[own]]
+        best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
+        ids_dK = best.to_read(ids_dK)
+        for at in blocks_of(len(rows), batch_size):
+            some = CandidateScores.of(ranker, states.take(at), ids_dK[at], best.scores_BK[at])
+            found.put(rows[at], some)
+            read_DKF[rows[at]] = read(queries[at], rows[at], ids_dK[at])
+        open_DK[rows] = (ids_dK >= 0) & task.member_N[ids_dK] & ~_among(ids_dK, *task.known.lookup(queries))
+        rejected_DK[rows] = _among(ids_dK, *task.rejected.take(task.groups.first[rows]))
+        for part in task.parts(rows):
+            view.rank(scores_dN, part)
+            own_bK = ids_dK[part.group] == part.answers[:, None]
+            list_B[part.at] = rows[part.group]
+            column_B[part.at] = np.where(own_bK.any(1), own_bK.argmax(1), -1)
+    scores = [found.scores_BK, *found.said.values(), read_DKF]
+    arrays: list[npt.NDArray[Any]] = [found.ids_BK, open_DK, rejected_DK, *scores]
+    for array in arrays:
+        for at, values in world.gathered((share, array[share])):
+            array[at] = values
+    asking = task.groups.take(share)[0]
+    list_B, column_B = world.filled(np.stack([list_B, column_B]), asking)
+    world.filled(view.ranks_3B, asking)
+    inside = column_B >= 0
+    asked_DK[list_B[inside], column_B[inside]] = True
+    stands_DK = np.where(rejected_DK & ~asked_DK, np.float32(REJECTED), np.float32(1))
+    confident = ranker.reader.settings.training.temperature
+    lists = CandidateLists(
+        distinct, found, open_DK | asked_DK, asked_DK, stands_DK, read_DKF, ranker.mixture, confident
+    )
+    return lists, Asks(task.queries, list_B, column_B, 1 / view.result().of_type("realistic"))
+
+
+def _among(ids_dK: IntArray, rows: IntArray, ids: IntArray) -> BoolArray:
+    """Return which candidates are among entities given as (row, id) pairs."""
+    count = max(int(ids_dK.max(initial=0)), int(ids.max(initial=0))) + 1
+    key_dK = np.arange(len(ids_dK))[:, None] * count + ids_dK
+    return np.isin(np.where(ids_dK >= 0, key_dK, -1), rows * count + ids)
