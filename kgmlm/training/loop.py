@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -95,20 +95,33 @@ class Plan:
         return (step + self.ahead) % self.every == 0
 
 
+class Share(NamedTuple):
+    """The time that a training is to take.
+
+    Attributes:
+        seconds: which it takes as a rule.
+        longest: which it takes at most, where fewer than ``least`` steps fit into ``seconds``.
+    """
+
+    seconds: float
+    longest: float = 0.0
+    least: int = 0
+
+
 class Timed:
     """The time of a training that ends by the clock, and how far it has gone.
 
     What a validation takes is measured, and until then told by the time of a step.
 
     Args:
-        seconds: for all, the validation at the end included.
+        share: for all, the validation at the end included.
         began: when the training would have begun in one go, by the monotonic clock.
         validation: in how many steps' time a validation is done.
         after: in how many steps' time what comes behind the last one is.
     """
 
-    def __init__(self, seconds: float, began: float, validation: float = 0.0, after: float = 0.0) -> None:
-        self.seconds, self.began = seconds, began
+    def __init__(self, share: Share, began: float, validation: float = 0.0, after: float = 0.0) -> None:
+        self.share, self.seconds, self.began = share, share.seconds, began
         self.steps: deque[float] = deque(maxlen=LATEST)  # seconds of the latest ones
         self.validation: float | None = None  # seconds of the latest one
         self._validation, self._after = validation, after
@@ -136,6 +149,22 @@ class Timed:
     def steps_left(self) -> int:
         """Steps that fit into the time left, by the median of the latest ones."""
         return max(0, round((1 - self.progress) * self._training / max(1e-6, self._per_step)))
+
+    def extended(self, step: int) -> str:
+        """Take more time where too few steps fit; says so, or returns nothing.
+
+        Args:
+            step: the number of steps that are done.
+        """
+        fit, least = step + self.steps_left, self.share.least
+        if fit >= least or self.seconds >= self.share.longest:
+            return ""
+        more = (least - fit) * self._per_step
+        self.seconds = min(self.share.longest, self.seconds + more)
+        return (
+            f"steps take {self._per_step:.1f} s, longer than planned: the masked LM has "
+            f"{self.seconds / 60:.1f} minutes instead of {self.share.seconds / 60:.1f}"
+        )
 
     def validates(self) -> bool:
         """Return whether a validation is due: after a third and two, if they are short."""
@@ -285,7 +314,7 @@ def train(
     reporter: Watcher | None = None,
     first: Ranker | None = None,
     device: str | None = None,
-    seconds: float | None = None,
+    share: Share | None = None,
 ) -> Outcome:
     """Train a run's model.
 
@@ -305,7 +334,7 @@ def train(
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rerank" reranks.
         device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
-        seconds: end the run after this time, that of validations and of earlier processes included. The
+        share: end the run after this time, that of validations and of earlier processes included. The
             learning rate follows the time, and validations come after each third of it, or at the end alone
             where they take long. The epochs of the settings bound it, too.
 
@@ -325,7 +354,7 @@ def train(
         first=first,
         max_steps=max_steps,
         decay=decay,
-        seconds=seconds,
+        share=share,
     )
     if accelerator.is_main_process:
         run.update(status="started")
@@ -364,19 +393,19 @@ class _Training:
         first: Ranker | None,
         max_steps: int | None,
         decay: float | None,
-        seconds: float | None,
+        share: Share | None,
     ) -> None:
         self.run, self.ranker, self.settings = run, ranker, run.settings.training
         self.accelerator, self.validate, self.reporter = accelerator, validate, reporter
         # Else whoever called reads them at the end.
         self.reads_all = not self.settings.validated(len(run.graph.entities))
         self.model = _placed(ranker.reader.model, self.settings, accelerator)
-        share = (accelerator.process_index, accelerator.num_processes)
-        self.stream, self.losses = objective(ranker, run.graph, self.settings, share, first)
+        process = (accelerator.process_index, accelerator.num_processes)
+        self.stream, self.losses = objective(ranker, run.graph, self.settings, process, first)
         self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))
         self.state = State()
         if checkpoint is not None:
-            self.state = load_checkpoint(checkpoint, self.model, self.optimizer, self.losses, share[0])
+            self.state = load_checkpoint(checkpoint, self.model, self.optimizer, self.losses, process[0])
         self.began, ahead = self._goes_on()
         self.ends_now = decay is not None and self.state.decay_from < 0
         if decay is not None and self.ends_now:
@@ -385,9 +414,9 @@ class _Training:
         factor = rate_factor(self.settings, self.plan.laid, self.state, ahead)
         self.started = time.monotonic() - 60 * self.state.minutes
         self.timed: Timed | None = None
-        if seconds is not None:
+        if share is not None:
             validation = (0.0, 0.0) if validate is None else validation_steps(run)
-            self.timed = Timed(seconds, self.started, *validation)
+            self.timed = Timed(share, self.started, *validation)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # what a schedule that starts midway asks for
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -512,6 +541,8 @@ class _Training:
     def _expect(self) -> None:
         """Tell the reporter the total of steps that fit into the time."""
         assert self.timed is not None
+        if told := self.timed.extended(self.state.step):
+            self.reporter.tell(told)
         self.reporter.expect(min(self.plan.total, self.state.step + self.timed.steps_left))
 
     def _mean(self, loss: float) -> float:

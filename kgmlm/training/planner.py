@@ -47,6 +47,7 @@ SHARES: dict[str, float] = {
 CHOICES = ("weights", "reverse", "trees", "calibration")  # on as many validation triples as the time allows
 READING = 0.5  # of the whole time at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
+LONGEST = 0.85  # of the time that is left, for a masked LM that gets to fewer steps than planned
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much

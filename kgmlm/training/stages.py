@@ -28,7 +28,8 @@ from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.training.index import index
-from kgmlm.training.planner import Clock, accounts, fitted
+from kgmlm.training.loop import Share
+from kgmlm.training.planner import FLOOR, LONGEST, Clock, accounts, fitted
 from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, TEXTLESS_TRIPLES, Given, Recipe, recipe_of
 from kgmlm.training.summary import counted, following, summary
 from kgmlm.training.trees import may_fit
@@ -160,10 +161,16 @@ def signal_stages(path: Path, max_steps: int | None, clock: Clock, watch: Watche
             _add_stage(open_folder(path), name, max_steps, seconds, watch)
 
 
-def text_seconds(path: Path, clock: Clock) -> float | None:
-    """Seconds for the masked LM of a run; None where it does not end by the clock."""
+def text_share(path: Path, clock: Clock) -> Share | None:
+    """The time of the masked LM of a run; None where it does not end by the clock.
+
+    Where steps take longer than planned, it has time of later stages, so that they are not too few.
+    """
     recipe = open_folder(path).record.get("recipe") or {"stages": []}
-    return clock.share("text", _after(recipe["stages"])) if "text" in recipe["stages"] else None
+    seconds = clock.share("text", _after(recipe["stages"])) if "text" in recipe["stages"] else None
+    if seconds is None:
+        return None
+    return Share(seconds, LONGEST * (clock.left + clock.spent.get("text", 0.0)), FLOOR)
 
 
 def _after(stages: Sequence[str]) -> list[str]:

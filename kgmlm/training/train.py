@@ -23,11 +23,11 @@ from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
-from kgmlm.training.loop import Interrupted, train_watched
+from kgmlm.training.loop import Interrupted, Share, train_watched
 from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import Clock, check_minutes
 from kgmlm.training.recipes import OPTIONS, PLAIN, Given, Preset, Recipe, as_assignments, check_end
-from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_seconds
+from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_share
 from kgmlm.training.start import ends_by_decay
 from kgmlm.training.tune import complete_text
 
@@ -133,7 +133,7 @@ def train(
             if ranker is not None and run.settings.trains_text:
                 options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
                 with clock.stage("text") if main_process() else nullcontext():
-                    train_text(run, ranker, watch, _continuing(path), options, text_seconds(path, clock))
+                    train_text(run, ranker, watch, _continuing(path), options, text_share(path, clock))
             del run, ranker
             release_memory()
             if main_process():
@@ -317,13 +317,13 @@ def train_text(
     watch: Watcher,
     further: str,
     options: dict[str, Any],
-    seconds: float | None,
+    share: Share | None,
 ) -> None:
     """Train the masked LM of a run, with validation if its graph has a split for it.
 
     Args:
         further: the command that continues.
-        options, seconds: as of :func:`.loop.train`.
+        options, share: as of :func:`.loop.train`.
     """
     from kgmlm.core.config import Protocol
     from kgmlm.training.weights import weigh
@@ -353,5 +353,5 @@ def train_text(
         validation if run.graph.has("valid") else None,
         further,
         watch,
-        **options | {"max_steps": bound, "seconds": None if by_decay else seconds},
+        **options | {"max_steps": bound, "share": None if by_decay else share},
     )

@@ -34,7 +34,7 @@ from kgmlm.runs.record import (
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.pykeen_model import PREFIX, FromPyKEEN, PyKEENModel, names_in
-from kgmlm.training.loop import train_watched
+from kgmlm.training.loop import Share, train_watched
 from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
 
@@ -654,5 +654,5 @@ def _train_reranker(
         decay=how.decay,
         resume=how.resume,
         device=how.device,
-        seconds=how.seconds,
+        share=None if how.seconds is None else Share(how.seconds),
     )

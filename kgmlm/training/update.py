@@ -61,6 +61,7 @@ from kgmlm.signals.biencoder import Biencoder, digest_of
 from kgmlm.signals.rules import QUICK
 from kgmlm.signals.vector import Vector
 from kgmlm.training.index import index
+from kgmlm.training.loop import Share
 from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
 from kgmlm.training.recipes import PLAIN, Recipe, Shape, head_steps
@@ -566,7 +567,7 @@ def _part_on(run: RunFolder, name: str, seconds: float | None, device: str | Non
         ranker = run.text_ranker(device, checkpoint and checkpoint / "model")
         options = {"max_steps": None, "decay": None, "resume": checkpoint is not None, "device": device}
         whole = replace(run, settings=run.settings.without_max_steps())
-        train_text(whole, ranker, watch, AGAIN, options, seconds)
+        train_text(whole, ranker, watch, AGAIN, options, None if seconds is None else Share(seconds))
         complete_text(path, watch)
         made_ready(path, watch)
         return

@@ -21,7 +21,7 @@ from kgmlm.runs.folder import open_folder
 from kgmlm.signals.kge import KGE
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.training import planner, stages
-from kgmlm.training.loop import Timed, train, validation_steps
+from kgmlm.training.loop import Share, Timed, train, validation_steps
 from kgmlm.training.planner import Clock, accounts
 from kgmlm.training.recipes import Given, as_assignments, recipe_of
 from kgmlm.training.start import start_run
@@ -193,7 +193,7 @@ def test_without_a_time_no_stage_ends_by_the_clock(tmp_path: Path, toy: Knowledg
 
 
 def test_progress_goes_by_the_time_and_leaves_some_for_the_last_validation(now: list[float]) -> None:
-    timed = Timed(100.0, now[0], validation=20.0, after=5.0)
+    timed = Timed(Share(100.0), now[0], validation=20.0, after=5.0)
     assert (timed.progress, timed.steps_left) == (0, 100_000_000)
     timed.steps.extend([5.0, 0.5, 0.5])
     assert timed.steps_left == (100 - 25 * 0.5) / 0.5
@@ -208,10 +208,28 @@ def test_progress_goes_by_the_time_and_leaves_some_for_the_last_validation(now: 
     assert not timed.validates(), "the last one comes with the end"
 
 
+def test_a_masked_lm_that_gets_to_too_few_steps_takes_more_time(now: list[float]) -> None:
+    timed = Timed(Share(100.0, longest=150.0, least=60), now[0])
+    timed.steps.extend([1.0] * 8)
+    now[0] += 8
+    assert timed.extended(8) == "", "100 steps fit"
+    timed.steps.extend([2.0] * 20)
+    now[0] += 40
+    assert timed.steps_left == 26
+    assert timed.extended(28), "for 6 steps of 2 s"
+    assert timed.seconds == 112
+    assert timed.extended(28) == ""
+    timed.steps.extend([10.0] * 50)
+    assert "the masked LM has 2.5 minutes instead of 1.7" in timed.extended(28), "but not all of it"
+    assert timed.seconds == 150
+    assert timed.extended(28) == ""
+    assert Timed(Share(100.0), now[0]).extended(0) == ""
+
+
 def test_a_training_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.epochs=100000"))
     began = time.monotonic()
-    outcome = train(run, ranker, Validation(0.1, 0.3, 0.2), seconds=3.0)
+    outcome = train(run, ranker, Validation(0.1, 0.3, 0.2), share=Share(3.0))
     assert outcome.status == "finished"
     assert time.monotonic() - began >= 3
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -228,7 +246,7 @@ def test_a_training_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> No
 
 def test_epochs_bound_a_training_that_has_much_time(tmp_path: Path, toy: KnowledgeGraph) -> None:
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.epochs=1"))
-    outcome = train(run, ranker, seconds=3600.0)
+    outcome = train(run, ranker, share=Share(3600.0))
     assert outcome.status == "finished"
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["learning_rate"] < max(row["learning_rate"] for row in rows)
