@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kgmlm.graphs.datasets import load_graph
     from kgmlm.graphs.entities import EntityTable
     from kgmlm.graphs.graph import KnowledgeGraph
-    from kgmlm.graphs.importing import import_graph
+    from kgmlm.importing.import_graph import import_graph
     from kgmlm.prediction.classify import (
         Classified,
         calibrate,
@@ -78,7 +78,7 @@ _HOMES = {
     "evaluate": "kgmlm.evaluation.evaluate",
     "export": "kgmlm.prediction.export",
     "feedback": "kgmlm.runs.feedback",
-    "import_graph": "kgmlm.graphs.importing",
+    "import_graph": "kgmlm.importing.import_graph",
     "index": "kgmlm.training.index",
     "info": "kgmlm.sharing.info",
     "linearize": "kgmlm.data",

@@ -48,9 +48,9 @@ from kgmlm.evaluation import compare, metrics
 from kgmlm.graphs.datasets import load_graph, read_entities, write_folder
 from kgmlm.graphs.entities import TEXT_COLUMNS
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.importing import import_graph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
+from kgmlm.importing.import_graph import import_graph
 from kgmlm.prediction import calibration
 from kgmlm.prediction.calibration import SIDES, Examples, fit
 from kgmlm.prediction.complete import complete

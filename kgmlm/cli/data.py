@@ -151,9 +151,9 @@ LISTED = 5  # predicates of what is left out
 
 
 def _formats() -> list[str]:
-    from kgmlm.graphs.edges import EDGES
-    from kgmlm.graphs.layouts import LAYOUTS
-    from kgmlm.graphs.statements import READERS
+    from kgmlm.importing.edges import EDGES
+    from kgmlm.importing.layouts import LAYOUTS
+    from kgmlm.importing.statements import READERS
 
     return [*READERS, *LAYOUTS, *EDGES]
 
@@ -253,7 +253,7 @@ def data_import(
     from kgmlm.core.errors import counted, printable
     from kgmlm.core.files import read_bytes
     from kgmlm.core.progress import Bars
-    from kgmlm.graphs.importing import import_graph
+    from kgmlm.importing.import_graph import import_graph
 
     report = import_graph(
         [Path("/dev/stdin") if str(path) == "-" else path for path in files],

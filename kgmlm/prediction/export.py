@@ -21,7 +21,7 @@ from kgmlm.core.processes import check_main_guard
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import CsvFile, for_spreadsheet
-from kgmlm.graphs.neo4j import Server, write_server
+from kgmlm.importing.neo4j import Server, write_server
 from kgmlm.prediction.listing import read_list
 from kgmlm.runs.record import check_result
 

@@ -20,7 +20,7 @@ import pyarrow.csv as arrow_csv
 from kgmlm.core.errors import ConfigError, DataError, first_line
 from kgmlm.core.tables import ENDS, separator_of, triples_of
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
-from kgmlm.graphs.statements import Advance, unpacked
+from kgmlm.importing.statements import Advance, unpacked
 
 _BLOCK = 2**24  # bytes that are read at one time
 

@@ -16,13 +16,13 @@ import pyoxigraph as ox
 import pytest
 
 from kgmlm.core.errors import DataError
-from kgmlm.graphs.statements import (
+from kgmlm.importing.statements import (
     READERS,
     SUFFIXES,
     format_of,
     read_statements,
 )
-from kgmlm.graphs.vocabulary import TEXT_PREDICATES, Kind
+from kgmlm.importing.vocabulary import TEXT_PREDICATES, Kind
 
 REGISTRY = READERS
 RDF = {

@@ -18,10 +18,10 @@ from neo4j import Driver, GraphDatabase
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
-from kgmlm.graphs import neo4j
 from kgmlm.graphs.datasets import read_folder
 from kgmlm.graphs.entities import Entity
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.importing import neo4j
 from kgmlm.prediction import listing
 
 WORD = "a-word-for-tests"

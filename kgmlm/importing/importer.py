@@ -1,4 +1,4 @@
-"""Import RDF files or a Wikidata dump as a dataset folder.
+"""A graph that is told statement by statement, written as a dataset folder.
 
 Triples go through the disk; only texts are in memory.
 
@@ -11,10 +11,9 @@ import re
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -22,27 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, IntArray
-from kgmlm.core.errors import ConfigError, DataError, check_numbers
-from kgmlm.core.files import as_path
-from kgmlm.core.processes import check_main_guard
-from kgmlm.core.progress import Advance, Watcher, watcher_of
-from kgmlm.core.results import Outcome
+from kgmlm.core.errors import DataError
 from kgmlm.core.tables import header_columns
 from kgmlm.graphs.attributes import COLUMNS, TOKENS
-from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card, write_card
-from kgmlm.graphs.datasets import ATTRIBUTES, read_folder, write_folder, write_splits
-from kgmlm.graphs.edges import EDGES, Given, checked_columns, read_edges
-from kgmlm.graphs.endpoints import ALL, endpoint_of, fetch
-from kgmlm.graphs.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
-from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.layouts import LAYOUTS, How, layout_of, read_layout
-from kgmlm.graphs.neo4j import OTHER, Server, read_server
+from kgmlm.graphs.cards import Card, Counts, write_card
+from kgmlm.graphs.datasets import ATTRIBUTES
 from kgmlm.graphs.queries import distinct_triples
-from kgmlm.graphs.splits import describe_split, split_notes, split_random
-from kgmlm.graphs.statements import READERS, format_of, read_statements
-from kgmlm.graphs.vocabulary import RELATIONS, Kind, Wanted, language_of
+from kgmlm.importing.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
+from kgmlm.importing.vocabulary import RELATIONS, Kind, Wanted, language_of
 
 TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 SILENT, OF_BLANK, OLD = "expressions that no triple says", "triples of blank nodes", "of deprecated entities"
@@ -493,253 +480,3 @@ class _Table:
             return
         lines = pc.binary_join_element_wise(*columns, pa.scalar("\t", pa.large_string()))
         self.file.writelines(f"{line}\n" for line in lines.to_pylist())
-
-
-class WantedKeywords(TypedDict, total=False):
-    """Further keywords of :func:`import_graph`."""
-
-    name_predicates: Sequence[str]
-    description_predicates: Sequence[str]
-    skip: Sequence[str]
-    keep_only: Sequence[str]
-    skip_blank: bool
-    skip_deprecated: bool
-    key: str | None
-
-
-def import_graph(
-    inputs: Sequence[str | Path] | str | Path,
-    output: str | Path,
-    *,
-    format: str | None = None,
-    language: str | Sequence[str] = "en",
-    base: str | None = None,
-    split: bool = False,
-    seed: int = 0,
-    columns: Sequence[str] | None = None,
-    separator: str | None = None,
-    query: str | None = None,
-    progress: bool | Watcher | Advance = True,
-    **wanted: Unpack[WantedKeywords],
-) -> Outcome:
-    """Make a dataset folder of RDF files, a Wikidata JSON dump, a table or a folder of another project.
-
-    RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
-    are ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
-    ``rdfs:comment``, and those of other vocabularies (:data:`~kgmlm.graphs.vocabulary.TEXT_PREDICATES`), also
-    where a node has the text; an entity without a name is called by the last part of its IRI. Numbers and
-    dates are attributes, which descriptions tell. Restrictions of OWL and lists are read as triples
-    (:mod:`kgmlm.graphs.expressions`). Other literals, entities that no triple has, statements about
-    statements and the names of graphs are left out, and triples that are there again count once.
-    Texts are kept in memory, triples on disk.
-
-    Args:
-        inputs: files, read as one graph, also by ``https://...``, which the cache keeps; ``.gz``, ``.bz2``,
-            ``.xz``, ``.zst`` and ``.zip`` are unpacked. Or a SPARQL endpoint, ``sparql+https://...``, whose
-            triples are fetched page by page; after an interruption the same call goes on. Or Neo4j,
-            ``bolt://HOST/DATABASE``, whose relationships become triples, and node labels types.
-        output: the folder to write; it is there whole or not at all.
-        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
-            kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
-            conceptnet. None goes by the names of the files.
-        language: of names and descriptions, such as "en"; of several the first that an entity has.
-        base: what relative IRIs are relative to.
-        split: also draw a tenth of the triples each for validation and test, with all triples in memory; of a
-            folder, the splits that it has not.
-        columns: of heads, relations and tails in a table: names in its first line, or numbers from 1 where it
-            has no such line. The format is a table then, or dgl-ke, whose columns may be in another order.
-        separator: of a table; by default a comma in ``.csv``, else a tab.
-        query: of an endpoint: SPARQL that selects three variables, of heads, relations and tails; by default
-            all triples of its default graph.
-        wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
-            relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
-            that are entities, and ``skip_deprecated`` those of entities that are no longer to be used. Of
-            Neo4j, predicates are properties and relations types of relationships; ``key`` is the property
-            whose value becomes the label of an entity, instead of Neo4j's element id.
-
-    Returns:
-        What was read and what was left out: counts.
-
-    Raises:
-        DataError: when a file is cut off, damaged or of another format, or no triple is found.
-        ConfigError: when there is no such format, or the columns are not three.
-
-    Example:
-        >>> kgmlm.import_graph("dump.nt.gz", "mygraph", split=True)  # doctest: +SKIP
-    """
-    check_main_guard()
-    check_numbers(seed=(seed, 0))
-    several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str) else [inputs]
-    url = next(filter(None, map(endpoint_of, several)), None)
-    server = next(filter(None, map(Server.of, several)), None)
-    if (url or server) and (len(several) > 1 or format is not None or columns is not None):
-        raise ConfigError("a server is read alone, and has no format and no columns")
-    if server is None and wanted.get("key") is not None:
-        raise ConfigError("a key is a property of the nodes of Neo4j: bolt://HOST")
-    with watcher_of(progress) as watch:
-        several = [downloaded(at, watch) if (at := address_of(path)) else path for path in several]
-    paths = [as_path(path, "an input") for path in several]
-    if not paths:
-        raise DataError("name at least one file to import")
-    if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES)):
-        raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
-    named, separator = checked_columns(columns, separator)
-    order = None
-    if columns is not None and format == "dgl-ke" and separator is None and all(map(str.isdecimal, named)):
-        order = (int(named[0]) - 1, int(named[1]) - 1, int(named[2]) - 1)
-    elif columns is not None or separator is not None:
-        if format not in (None, "table"):
-            raise ConfigError(f"columns and separators are those of a table, not of {format}")
-        format = "table"
-    if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
-        with watcher_of(progress) as watch:
-            how = How([language] if isinstance(language, str) else list(language), order)
-            return _folder(paths, format, how, as_path(output, "the output"), seed if split else None, watch)
-    if url is None and query is not None:
-        raise ConfigError("a query is asked of an endpoint: sparql+https://...")
-    if server is not None:
-        paths = []
-    for path in paths if url is None else []:
-        if not path.exists() or path.is_dir():
-            raise DataError(f"there is no file {path}")
-        format or format_of(path)
-    target = as_path(output, "the output")
-    files.check_new_folder(target)
-    total = sum(path.stat().st_size for path in paths) if url is None else 0  # 0 of a pipe, too
-    languages = [language] if isinstance(language, str) else list(language)
-    if format is not None and format in EDGES:
-        with watcher_of(progress) as watch:
-            given = Given(paths, named, separator, languages, partial(_bytes, watch, total))
-            graph, repeated, left_out = read_edges(format, given, target.resolve().name)
-            source = f"{', '.join(path.name for path in paths)}, read as {format}"
-            return _written(graph, target, source, seed if split else None, watch, repeated, left_out)
-    chosen = Wanted(
-        tuple(wanted.get("name_predicates", ())),
-        tuple(wanted.get("description_predicates", ())),
-        frozenset(wanted.get("skip", ())),
-        frozenset(wanted.get("keep_only", ())),
-        wanted.get("skip_blank", False),
-        wanted.get("skip_deprecated", False),
-    )
-    source, kept = ", ".join(path.name for path in paths), None
-    with watcher_of(progress) as watch:
-        if url is not None:
-            source, kept = url, target.with_name(f".{target.name}.import-unfinished")
-            paths, format, total = fetch(url, query or ALL, kept, partial(_solutions, watch)), "ntriples", 0
-        with files.new_folder(target) as folder:
-            importer = Importer(folder, languages, chosen)
-            if server is not None:
-                source = server.url
-                read_server(server, importer, chosen, wanted.get("key"), watch)
-            for path in paths:
-                read_statements(path, importer, format, base, partial(_bytes, watch, total))
-            report = importer.write((target.resolve().name, f"Imported by kgmlm from {source}."))
-            for note in _notes(importer, report):
-                watch.tell(note)
-            if split:
-                report["splits"] = _drawn(folder, seed, watch)
-    if kept is not None:
-        shutil.rmtree(kept, ignore_errors=True)
-    return Outcome(report)
-
-
-def _drawn(folder: Path, seed: int, watch: Watcher) -> dict[str, int]:
-    """Draw splits of a dataset folder that has training triples alone; returns their sizes."""
-    graph = split_random(read_folder(folder), seed=seed)
-    how = f"split at random with seed {seed}"
-    card, counts = folder_card(folder), describe_split(graph, graph.name, how).counts
-    assert card is not None
-    for path in list(folder.glob("train.*")):
-        path.unlink()
-    write_splits(graph, folder)
-    title = f"{card.title}, {how}"
-    write_card(card.model_copy(update={"title": title, "counts": counts}), folder)
-    for message in split_notes(graph, [s for s in graph.splits if s != "train"], {"valid": None}):
-        watch.tell(message)
-    return {name: len(triples) for name, triples in graph.splits.items()}
-
-
-def _notes(importer: Importer, report: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on what other options of an import would do."""
-    unnamed = report["entities without a name"]
-    if importer.names_in and 2 * unnamed > report["entities"]:
-        language, count = importer.names_in.most_common(1)[0]
-        if 10 * count > unnamed:
-            yield f"most entities have no name; {count:,} have one in {language} (--language {language})"
-    if importer.types and 2 * unnamed > report["entities"] and (others := importer.by.get(OTHER)):
-        yield f"most entities have no name; a property is {others.most_common(1)[0][0]} (--name-predicate)"
-    if old := report["deprecated"]:
-        yield f"{old:,} entities are deprecated; --skip-deprecated leaves them out"
-
-
-def _folder(
-    paths: Sequence[Path], layout: str | None, how: How, target: Path, seed: int | None, watch: Watcher
-) -> Outcome:
-    """Make a dataset folder of a folder of another project."""
-    if len(paths) != 1 or not paths[0].is_dir():
-        raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
-    kind = layout or layout_of(paths[0])
-    graph = read_layout(paths[0], kind, target.resolve().name, how)
-    return _written(graph, target, f"a folder as {kind} lays it out", seed, watch)
-
-
-def _written(
-    graph: KnowledgeGraph,
-    target: Path,
-    source: str,
-    seed: int | None,
-    watch: Watcher,
-    repeated: int = 0,
-    left_out: Mapping[str, int] | None = None,
-) -> Outcome:
-    """Write a graph as a dataset folder; returns what was read, as :func:`import_graph` does.
-
-    Args:
-        source: what it was imported from.
-        seed: of the splits to draw that it has not; None draws none.
-    """
-    name, how = target.resolve().name, ""
-    if seed is not None and (missing := [split for split in ("valid", "test") if split not in graph.splits]):
-        graph, how = split_random(graph, seed=seed), f", split at random with seed {seed}"
-        for message in split_notes(graph, missing, {"valid": None}):
-            watch.tell(message)
-    found = {split: len(of) for split, of in graph.splits.items()}
-    counts = Counts(
-        entities=len(graph.entities), relations=len(graph.relations), unseen=int((~graph.seen_N).sum()),
-        train=found["train"], valid=found.get("valid", 0), test=found.get("test", 0),
-    )  # fmt: skip
-    origin, license = f"Imported by kgmlm from {source}{how}.", "that of the original data"
-    write_folder(
-        graph,
-        target,
-        Card(name=name, title=name + how, description=origin, license=license, citation="", counts=counts),
-    )
-    return Outcome(
-        {
-            "entities": len(graph.entities),
-            "relations": len(graph.relations),
-            "triples": sum(found.values()),
-            "repeated": repeated,
-            "entities without a name": graph.entities.unnamed,
-            "relations without a name": sum(r.name == r.label for r in graph.relations),
-            "entities without a description": graph.entities.undescribed,
-            "deprecated": 0,
-            "attributes": 0,
-            "left out": dict(left_out or {}),
-            "left out by": {},
-            "blank nodes": 0,
-            "splits": found,
-        }
-    )
-
-
-def _solutions(watch: Watcher, n: int, total: int) -> None:
-    """Tell that n more triples are fetched, of a number that is known."""
-    if total:
-        watch("fetching triples", n, total)
-
-
-def _bytes(watch: Watcher, total: int, n: int) -> None:
-    """Tell that n more bytes are read, of a number that is known."""
-    if total:
-        watch("reading bytes", n, total)

@@ -16,7 +16,7 @@ from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.graphs.cards import folder_card
 from kgmlm.graphs.datasets import read_folder
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.layouts import LAYOUTS
+from kgmlm.importing.layouts import LAYOUTS
 
 # From KG-BERT's data/umls (Apache 2.0), texts cut short; the labels of the test file are ours.
 KG_BERT = {

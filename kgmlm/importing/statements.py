@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from kgmlm.core import files
 from kgmlm.core.errors import DataError, first_line
-from kgmlm.graphs.vocabulary import LEFT_OUT, NOTES, OWL, RDF, RDFS, SKOS, TERMS, Kind
+from kgmlm.importing.vocabulary import LEFT_OUT, NOTES, OWL, RDF, RDFS, SKOS, TERMS, Kind
 
 Advance = Callable[[int], None]  # how many more bytes of the file are read
 SUFFIXES = {

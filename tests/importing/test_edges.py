@@ -13,10 +13,10 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
-from kgmlm.graphs import edges
 from kgmlm.graphs.datasets import read_folder
-from kgmlm.graphs.edges import EDGES as FORMATS
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.importing import edges
+from kgmlm.importing.edges import EDGES as FORMATS
 
 # From Hetionet 1.0 (CC0): nodes have Windows' line ends, and a metaedge with a direction is written with ">".
 NODES = (

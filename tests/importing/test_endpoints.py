@@ -20,8 +20,8 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
-from kgmlm.graphs import endpoints
 from kgmlm.graphs.datasets import read_folder
+from kgmlm.importing import endpoints
 
 GRAPH = """
 @prefix : <http://ex.org/> . @prefix rdfs: <http://www.w3.org/2000/01/rdf-schema#> .

@@ -18,12 +18,12 @@ from test_statements import HOSTILE, RDF, claim, iri, wikidata, written
 
 import kgmlm
 from kgmlm.core.errors import DataError
-from kgmlm.graphs import importing
 from kgmlm.graphs.cards import folder_card
 from kgmlm.graphs.checks import check_graph
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.importing import Importer, Texts
+from kgmlm.importing import importer
+from kgmlm.importing.importer import Importer, Texts
 
 # Of Wikidata, whose data are in the public domain (CC0).
 WIKIDATA = (
@@ -221,7 +221,7 @@ def test_memory_and_parts_do_not_show(tmp_path: Path, monkeypatch: pytest.Monkey
     triples = [(f"http://e/{i * 7 % 50}", "http://p", f"http://e/{i * i % 50}") for i in range(400)]
     plain, _ = imported(written("ntriples", triples), tmp_path / "plain", "g.nt")
     for name, few in (("_HEADS", 3), ("_BUFFERED", 7), ("_ROWS", 2)):
-        monkeypatch.setattr(importing, name, few)
+        monkeypatch.setattr(importer, name, few)
     parts, report = imported(written("ntriples", triples), tmp_path / "parts", "g.nt")
     assert known(parts) == known(plain)
     assert report["triples"] == len(set(triples)) == len(known(parts))

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kgmlm.core.errors import ConfigError, DataError, first_line
-from kgmlm.graphs.statements import Listener
-from kgmlm.graphs.vocabulary import Kind, Wanted
+from kgmlm.importing.statements import Listener
+from kgmlm.importing.vocabulary import Kind, Wanted
 
 if TYPE_CHECKING:
     from neo4j import ManagedTransaction, Session

@@ -1,0 +1,1 @@
+"""Graphs from elsewhere: files, servers and folders of other projects as dataset folders."""
