@@ -528,7 +528,7 @@ def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> boo
     """Return whether a signal is there and is trained on in a time.
 
     Rules are mined again where an update has only counted them again, and half of the time is enough for all
-    but their longest paths, which have a limit of their own.
+    but their longest paths. These have a limit, and where mining came to it, they took half of its time at most.
     """
     if name != "rules" or not run.has_signal(name):
         return run.has_signal(name)
@@ -536,7 +536,8 @@ def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> boo
         return False
     made = run.record.get("signals", {}).get(name) or {}
     taken = 60 * float(made.get("minutes", 0.0))
-    least = max(taken - _settings(run, name).rules.seconds, taken / 4)
+    limit = _settings(run, name).rules.seconds
+    least = taken if taken < limit else max(taken - limit, taken / 2)
     if least > seconds / 2:
         watch.tell(f"rules are counted again, not mined: that takes {least:.0f} s")
     return least <= seconds / 2
