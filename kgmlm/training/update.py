@@ -528,7 +528,7 @@ def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> boo
     """Return whether a signal is there and is trained on in a time.
 
     Rules are mined again where an update has only counted them again, and half of the time is enough for all
-    but their longest paths. These have a limit, and where mining came to it, they took half of its time at most.
+    but their longest paths. These have a limit; where mining came to it, they took half of its time at most.
     """
     if name != "rules" or not run.has_signal(name):
         return run.has_signal(name)
