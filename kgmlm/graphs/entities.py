@@ -229,11 +229,7 @@ class EntityTable:
         """Find each entity in another table, by label and by what models read; -1 where it is not there."""
         found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
         rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-        tables = [_with_columns(x.table, (TYPES,)) for x in (self, other)]
-        columns = [
-            (table.column("surface"), table.column(TYPES), x.told)
-            for table, x in zip(tables, (self, other), strict=True)
-        ]
+        columns = [(x.table.column("surface"), x.told) for x in (self, other)]
         for mine, theirs in zip(*columns, strict=True):
             there = np.flatnonzero(rows_N >= 0)
             mine, theirs = mine.take(pa.array(there)), theirs.take(pa.array(rows_N[there]))

@@ -32,7 +32,7 @@ from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like
 from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import LateError, ModelError, RunError, first_line
 from kgmlm.core.progress import expected
-from kgmlm.graphs.entities import TYPES, EntityTable
+from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import Pool
@@ -81,25 +81,18 @@ def weighted_sums(
 def texts_of(entities: EntityTable) -> list[str]:
     """The texts of entities, as the encoder reads them.
 
-    >>> texts_of(EntityTable(["q1", "q2"], ["Paris", "Rome"], ["a capital", ""], types=["city|port", ""]))
-    ['Paris (city, port). a capital', 'Rome']
+    >>> texts_of(EntityTable(["q1", "q2"], ["Paris", "Rome"], ["a capital", ""]))
+    ['Paris. a capital', 'Rome']
     """
-    types = entities.types or [()] * len(entities)
-    called = [
-        f"{surface} ({', '.join(kinds)})" if kinds else surface
-        for surface, kinds in zip(entities.column("surface"), types, strict=True)
-    ]
-    described = zip(called, entities.told.to_pylist(), strict=True)
-    return [f"{name}. {description}" if description else name for name, description in described]
+    columns = zip(entities.column("surface"), entities.told.to_pylist(), strict=True)
+    return [f"{surface}. {description}" if description else surface for surface, description in columns]
 
 
 def digest_of(entities: EntityTable) -> str:
     """SHA-256 of the texts of entities."""
     digest = sha256()
-    columns = {"surface": entities.table.column("surface"), "description": entities.told}
-    if TYPES in entities.table.column_names:
-        columns[TYPES] = entities.table.column(TYPES)
-    for batch in pa.table(columns).to_batches(PART):
+    columns = pa.table({"surface": entities.table.column("surface"), "description": entities.told})
+    for batch in columns.to_batches(PART):
         for column in batch.columns:
             digest.update("\0".join(column.to_pylist()).encode(errors="surrogatepass"))
     return digest.hexdigest()
