@@ -29,7 +29,7 @@ from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights
 
 STAGES = ("first", "second")
 # Of some queries, which of all they are, and their candidates, -1 where there is none: (d, K, F).
-Reading = Callable[[Queries, IntArray, IntArray], Floats]
+ReadCandidates = Callable[[Queries, IntArray, IntArray], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +176,7 @@ def read_lists(
     ranker: Ranker,
     task: RankingTask,
     most: int,
-    read: Reading,
+    read: ReadCandidates,
     width: int,
     advance: Callable[[int, int], None],
     batch_size: int = 64,

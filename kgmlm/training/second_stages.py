@@ -28,7 +28,7 @@ from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import Conditional, CrossEncoding, Floats, ReverseScoring, best_of
 from kgmlm.ranking.trees import odd_half
 from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, SECOND
-from kgmlm.training.candidate_lists import CandidateLists, Reading, read_lists
+from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
 from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
@@ -154,7 +154,7 @@ def _choose_use(
     advance: Callable[[int, int], None],
     most: int,
     weights: Sequence[float],
-    read: Reading,
+    read: ReadCandidates,
     batch_size: int,
 ) -> tuple[Use, dict[str, float]]:
     """Choose how a second stage is used.
