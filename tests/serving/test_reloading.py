@@ -25,8 +25,8 @@ def run(toy_run: Path, tmp_path: Path) -> Path:
 
 
 def until(holds: Callable[[], bool]) -> bool:
-    """Wait for something that another thread does; a minute is long enough for any machine."""
-    for _ in range(600):
+    """Wait for something that another thread or process does: minutes, where a machine is busy."""
+    for _ in range(3000):
         if holds():
             return True
         time.sleep(0.1)
