@@ -46,7 +46,7 @@ def choose_reranking(
     """Choose how many of the best are read again and how much that counts; not reranking is a choice.
 
     Of the weights that are tried it is the one by which the answers are most likely; how many is chosen by
-    MRR. Where what each half of the triples chose is no better for the other half, nothing is reranked.
+    MRR. Where what each half of the queries chose is no better for the other half, nothing is reranked.
 
     Args:
         ranker: where it scores in reverse, that comes first.
