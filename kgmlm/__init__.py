@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kgmlm.ranking.predictor import Predictor
     from kgmlm.reporting.report import report
     from kgmlm.runs.feedback import feedback
+    from kgmlm.runs.index import index
+    from kgmlm.runs.onnx import onnx
     from kgmlm.runs.run import Run, open_run
     from kgmlm.serving.serve import serve
     from kgmlm.sharing.embeddings import embeddings, similar
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from kgmlm.sharing.pack import pack, unpack
     from kgmlm.sharing.push import push
     from kgmlm.signals.pykeen_model import FromPyKEEN
-    from kgmlm.training.index import index
-    from kgmlm.training.onnx import onnx
     from kgmlm.training.train import train
     from kgmlm.training.tune import rerank, tune
     from kgmlm.training.update import apply_feedback, update
@@ -79,12 +79,12 @@ _HOMES = {
     "export": "kgmlm.prediction.export",
     "feedback": "kgmlm.runs.feedback",
     "import_graph": "kgmlm.importing.import_graph",
-    "index": "kgmlm.training.index",
+    "index": "kgmlm.runs.index",
     "info": "kgmlm.sharing.info",
     "linearize": "kgmlm.data",
     "load_graph": "kgmlm.graphs.datasets",
     "measure_probabilities": "kgmlm.prediction.classify",
-    "onnx": "kgmlm.training.onnx",
+    "onnx": "kgmlm.runs.onnx",
     "embeddings": "kgmlm.sharing.embeddings",
     "similar": "kgmlm.sharing.embeddings",
     "pack": "kgmlm.sharing.pack",

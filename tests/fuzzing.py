@@ -60,6 +60,7 @@ from kgmlm.prediction.listing import read_list
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.retrieval import FOLDER
 from kgmlm.runs.folder import MIXTURE, open_folder
+from kgmlm.runs.index import build_index
 from kgmlm.runs.opened import open_retrieval, save_index
 from kgmlm.runs.packs import CONTENTS, unpack
 from kgmlm.runs.record import TunedWeights, checkpoints
@@ -68,7 +69,6 @@ from kgmlm.sharing.pack import pack
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rule_set import RuleFile
 from kgmlm.signals.vector import Vector
-from kgmlm.training.index import build_index
 from kgmlm.training.loop import train
 from kgmlm.training.start import resume_run, start_run
 

@@ -37,8 +37,8 @@ from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import Retrieval, Retriever, require_faiss, shortlist
 from kgmlm.runs import folder as folder_module
 from kgmlm.runs import record as record_module
+from kgmlm.runs.index import build_index
 from kgmlm.text.reader import Reading, SpanOutput
-from kgmlm.training.index import build_index
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from store import save_figure, write_lines

@@ -426,7 +426,7 @@ def onnx(run: FolderArgument) -> None:
 
     It writes the structure of the model, not its weights, if torch and ONNX Runtime give the same scores.
     """
-    from kgmlm.training.onnx import onnx as job
+    from kgmlm.runs.onnx import onnx as job
 
     made = job(run)
     print(f"{made}: {made.stat().st_size / 2**10:.0f} KiB")

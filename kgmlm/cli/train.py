@@ -272,7 +272,7 @@ def index(
     How hard it searches is measured on training queries, and so is whether it is quicker than exact scoring.
     """
     from kgmlm.core.progress import Bars
-    from kgmlm.training.index import index as job
+    from kgmlm.runs.index import index as job
 
     record = job(
         run,

@@ -10,10 +10,10 @@ from kgmlm.core.errors import ConfigError, RunError, check_numbers
 from kgmlm.core.files import as_path, check_writable
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.onnx import structures_of
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
 from kgmlm.runs.run import Run, open_run, path_of
-from kgmlm.training.onnx import structures_of
 
 
 def pack(

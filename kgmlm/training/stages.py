@@ -22,12 +22,12 @@ from kgmlm.prediction.calibration import (
 )
 from kgmlm.prediction.calibration import fitted as fitted_calibration
 from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.index import index
 from kgmlm.runs.opened import shortlist_of
 from kgmlm.runs.record import CONDITIONAL, ENDED, RERANKER, RERANKING, REVERSE, TREES, is_blank, leave_out
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
-from kgmlm.training.index import index
 from kgmlm.training.loop import Share
 from kgmlm.training.planner import FLOOR, LONGEST, Clock, accounts, fitted
 from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, TEXTLESS_TRIPLES, Given, Recipe, recipe_of

@@ -21,10 +21,10 @@ from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.splits import with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
+from kgmlm.runs.onnx import made_ready
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
 from kgmlm.training.loop import Interrupted, Share, train_watched
-from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import Clock, check_minutes
 from kgmlm.training.recipes import OPTIONS, PLAIN, Given, Preset, Recipe, as_assignments, check_end
 from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_share

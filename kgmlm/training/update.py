@@ -43,7 +43,9 @@ from kgmlm.prediction.list_calibration import drawn, expected_answers
 from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
 from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
 from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.index import index
 from kgmlm.runs.models import NAMES, device_of, save_names
+from kgmlm.runs.onnx import made_ready
 from kgmlm.runs.opened import (
     constraints_of,
     index_fingerprint,
@@ -60,9 +62,7 @@ from kgmlm.signals.base import Growing
 from kgmlm.signals.biencoder import Biencoder, digest_of
 from kgmlm.signals.rules import QUICK
 from kgmlm.signals.vector import Vector
-from kgmlm.training.index import index
 from kgmlm.training.loop import Share
-from kgmlm.training.onnx import made_ready
 from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
 from kgmlm.training.recipes import PLAIN, Recipe, Shape, head_steps
 from kgmlm.training.stages import CALIBRATED, last_stages

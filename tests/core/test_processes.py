@@ -29,10 +29,10 @@ from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import FOLDER, Retriever
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.runs.folder import open_folder
+from kgmlm.runs.index import build_index
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reader
 from kgmlm.text.tokenization import Encoded
-from kgmlm.training.index import build_index
 from kgmlm.training.second_stages import tune
 
 KILLED = (

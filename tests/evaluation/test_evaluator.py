@@ -26,7 +26,7 @@ from kgmlm.graphs.queries import Queries, Target
 from kgmlm.ranking.constraints import MISSED, Possible
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import Retrieval
-from kgmlm.training.index import build_index
+from kgmlm.runs.index import build_index
 
 PROTOCOLS = Path(__file__).parent.parent.parent / "eval" / "protocols"
 

@@ -23,8 +23,8 @@ from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
 from kgmlm.ranking.second_stage import ReverseScoring
+from kgmlm.runs.index import build_index
 from kgmlm.signals.rules import Rules
-from kgmlm.training.index import build_index
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

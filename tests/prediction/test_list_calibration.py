@@ -27,7 +27,7 @@ from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
 from kgmlm.runs.folder import open_folder
-from kgmlm.training.index import build_index
+from kgmlm.runs.index import build_index
 
 
 def askable(graph: KnowledgeGraph, *which: int) -> list_calibration.Askable:

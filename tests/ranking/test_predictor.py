@@ -21,10 +21,10 @@ from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.runs.folder import open_folder
+from kgmlm.runs.index import build_index
 from kgmlm.runs.opened import save_index
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
-from kgmlm.training.index import build_index
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
 from kgmlm.ranking.second_stage import CrossEncoding, best_of
+from kgmlm.runs.index import build_index
 from kgmlm.signals.base import Pool
 from kgmlm.text.tokenization import Encoded, MaskedBatch
-from kgmlm.training.index import build_index
 
 
 @pytest.fixture

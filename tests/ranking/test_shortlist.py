@@ -16,8 +16,8 @@ from kgmlm.ranking import retrieval
 from kgmlm.ranking.constraints import MISSED, Possible
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import Retrieval, Shortlist, shortlist
+from kgmlm.runs.index import build_index
 from kgmlm.text.reader import Reading
-from kgmlm.training.index import build_index
 
 pytest.importorskip("faiss")
 

@@ -19,10 +19,10 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
+from kgmlm.runs.index import build_index
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.text.reader import Reading
-from kgmlm.training.index import build_index
 
 SMALL = KGESettings(dimension=8, epochs=30, batch_size=16)
 

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModel
 
 from kgmlm.core.errors import ModelError
+from kgmlm.runs.onnx import export_encoder
 from kgmlm.text import encoder as encoder_module
 from kgmlm.text.encoder import Floats, Pooling, TextEncoder
-from kgmlm.training.onnx import export_encoder
 
 TEXTS = ["Paris", "Paris. the capital of France", "", "a river " * 40]
 

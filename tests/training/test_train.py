@@ -332,7 +332,7 @@ def test_validation_of_false_triples_alone_chooses_nothing(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kgmlm.training.recipes.LARGE", 5)
-    monkeypatch.setattr("kgmlm.training.index.SHORTLIST", 4)
+    monkeypatch.setattr("kgmlm.runs.index.SHORTLIST", 4)
     monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     vector = {"enabled": True, "max_length": 24}

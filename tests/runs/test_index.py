@@ -23,8 +23,8 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import FOLDER, Retrieval, Retriever, retrieve_and_rank, shortlist
 from kgmlm.runs.folder import open_folder
+from kgmlm.runs.index import build_index
 from kgmlm.runs.opened import open_index, save_index
-from kgmlm.training.index import build_index
 
 pytest.importorskip("faiss")
 

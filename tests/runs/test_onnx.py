@@ -15,10 +15,10 @@ from transformers import BertConfig, ElectraConfig, RobertaConfig, XLMRobertaCon
 import kgmlm
 from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.core.progress import Watcher
+from kgmlm.runs import onnx
+from kgmlm.runs.onnx import TOLERANCE, export
 from kgmlm.text.onnx_model import ONNX_FILE
 from kgmlm.text.torch_model import SpanModel
-from kgmlm.training import onnx
-from kgmlm.training.onnx import TOLERANCE, export
 
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
          "max_position_embeddings": 80}  # fmt: skip
