@@ -235,8 +235,8 @@ def readme_table() -> str:
     ways = {name: [name] for name in ("likelihood", "text", "KGE", ALL)}
     ways[f"{ALL}, linked"] = [f"{ALL}, linked"]
     whole = f"{ALL}, bi-encoder, linked"
-    ways["the same + bi-encoder"] = [whole]
-    ways["the same, second stages"] = [f"{whole}, trees", f"{whole}, scored in reverse, trees"]
+    ways["all signals"] = [whole]
+    ways["all signals, then second stages"] = [f"{whole}, trees", f"{whole}, scored in reverse, trees"]
     rows: dict[str, list[str]] = {}
     for name in BIG:
         for label, columns in ways.items():
@@ -252,8 +252,8 @@ def readme_table() -> str:
             rows.setdefault(label, []).extend(cells)
     head = ["ranks by", *(x for name in BIG for x in (f"{name} MRR", "Hits@10", "record"))]
     note = (
-        "\\* The query's own entity cannot be an answer here; other records are older than this rule.\n"
-        "Linked pairs go by how a benchmark was split ([signals](docs/signals.md#linked-pairs))."
+        "\\* Measured with the rule that a query's own entity is no answer; the other records are older.\n"
+        "Linked pairs make use of how a benchmark was split ([signals](docs/signals.md#linked-pairs))."
     )
     return markdown(head, ([label, *cells] for label, cells in rows.items())) + f"\n\n{note}"
 

@@ -53,7 +53,7 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         onnx: "Make a run ready for ONNX Runtime",
     },
 }
-DATA = "List, fetch, check, show, split and import datasets"
+DATA = "List, prepare, check, show, split and import datasets"
 
 
 class Grouped(TyperGroup):

@@ -268,8 +268,7 @@ Scores = Annotated[
     str,
     typer.Option(
         autocompletion=_scores,
-        help="all that a run has; its text, without what is trained beside it; or one signal alone, "
-        "such as likelihood or kge.",
+        help="all signals; text (likelihood and entity vectors alone); or one signal, such as kge.",
     ),
 ]
 Retrieve = Annotated[
@@ -364,8 +363,8 @@ Functional = Annotated[
     bool,
     typer.Option(
         "--functional",
-        help="Where training has one answer per entity, leave out (`evaluate`: rank last) what would be a "
-        "second one.",
+        help="Leave out (`evaluate`: rank last) second answers where a relation has one answer per entity in "
+        "training.",
     ),
 ]
 Unlinked = Annotated[

@@ -20,7 +20,7 @@ from kgmlm.cli.common import (
 )
 from kgmlm.cli.printing import plain_table, print_json, print_lines, stdout, tell
 
-data_app = typer.Typer(help="List, fetch, check, show, split and import datasets.", no_args_is_help=True)
+data_app = typer.Typer(help="List, prepare, check, show, split and import datasets.", no_args_is_help=True)
 
 
 @data_app.command("list")
@@ -43,7 +43,7 @@ def data_list(as_json: Json = False) -> None:
 @data_app.command("prepare")
 @command()
 def data_prepare(
-    name: Annotated[str, typer.Argument(help="A built-in dataset, or `all` but the large ones.")],
+    name: Annotated[str, typer.Argument(help="A built-in dataset, or `all` (except the large ones).")],
     quiet: Quiet = False,
 ) -> None:
     """Fetch and verify a dataset's files, from $KGMLM_MIRROR where it has them."""

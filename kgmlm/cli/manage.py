@@ -355,7 +355,8 @@ def feedback(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The TSV file to write; with --apply, the folder of the updated run.", show_default=False
+            help="The TSV or Parquet file to write; with --apply, the folder of the updated run.",
+            show_default=False,
         ),
     ] = None,
     apply: Annotated[

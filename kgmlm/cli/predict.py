@@ -134,16 +134,16 @@ def calibrate(
     lacking: Annotated[
         float,
         typer.Option(
-            help="How many true triples neither training nor validation has, per validation triple: the "
-            "hidden set of which a ranked answer's probability is the share. 0 calls every corrupted triple "
+            help="Assumed number of true triples that neither training nor validation has, per validation "
+            "triple: the size of the hidden set that probabilities refer to. 0 calls every corrupted triple "
             "false."
         ),
     ] = 1.0,
     report: Annotated[
         str | None,
         typer.Option(
-            help="Measure the probabilities on this split, such as test, by fresh negatives. Those that are "
-            "there are not fitted again.",
+            help="Measure the probabilities on this split, such as test, with fresh negatives; nothing is "
+            "fitted.",
             show_default=False,
         ),
     ] = None,
@@ -324,7 +324,7 @@ def suggest(
 ) -> None:
     """Suggest which new triples people should judge: those whose answer would teach the run most.
 
-    These are uncertain, and many of the triples that the graph probably lacks are like them. The page of
+    They are uncertain, and resemble many other triples that the graph probably lacks. The page of
     `kgmlm serve` takes judgments, and `kgmlm feedback RUN --apply` updates the run by them.
     """
     from kgmlm.core.errors import counted

@@ -279,7 +279,7 @@ def compare(
         Path, typer.Argument(help="A run folder, or ranks that `evaluate` wrote.", show_default=False), INPUT
     ],
     b: Annotated[Path, typer.Argument(help="Another one.", show_default=False), INPUT],
-    split: Annotated[str, typer.Option(help="Whose ranks of the run folders.")] = "test",
+    split: Annotated[str, typer.Option(help="The split whose ranks are compared, of run folders.")] = "test",
     draws: Annotated[int, typer.Option(min=100, help="Resamplings and random swaps.")] = 2000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
@@ -373,7 +373,7 @@ def embeddings(
     ],
     of: Embedded = None,
     relations: Annotated[
-        bool, typer.Option("--relations", help="Those of relations, of --of kge; inverses behind them.")
+        bool, typer.Option("--relations", help="Write relations instead, with --of kge; inverses come last.")
     ] = False,
     batch_size: BatchSize = 64,
     quiet: Quiet = False,

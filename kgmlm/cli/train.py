@@ -36,15 +36,16 @@ TRAIN: Options = {
         str | None,
         None,
         "A masked LM by path or hub name; `minilm` for all-MiniLM-L6-v2, which an extra installs; `scratch` "
-        "for a small BERT trained on the graph.",
+        "for a small BERT trained on the graph. A new run needs it, and --dataset.",
     ),
     "preset": option(
         Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
         None,
-        "Stages and settings that suit the graph: quick (bi-encoder, rules, types, scores in reverse), "
-        "balanced (with the masked LM, KGE and trees), best (longer, all second stages), zero-shot (for "
-        "unseen entities: as best, without KGE and trees); plain: text by the settings as they are. By "
-        "default balanced, or plain with --config or an objective.",
+        "Stages and settings that suit the graph: quick (bi-encoder, rules, types, linked pairs; reverse "
+        "scoring of small graphs), balanced (also the masked LM, KGE and trees), best (trains longer; adds "
+        "reverse scoring and a reranker), zero-shot (for unseen entities: no KGE and no trees; reverse "
+        "scoring and a reranker); plain: text by the settings as they are. By default balanced, or plain "
+        "with --config or an objective.",
     ),
     "minutes": option(
         float | None,
@@ -71,12 +72,13 @@ TRAIN: Options = {
         bool, True, "End by fitting the probabilities of answers on validation.", "--calibrate/--no-calibrate"
     ),
     "onnx": option(
-        bool, True, "Make the run ready for ONNX Runtime, by which it ranks sooner.", "--onnx/--no-onnx"
+        bool, True, "Make the run ready for ONNX Runtime, which starts faster on a CPU.", "--onnx/--no-onnx"
     ),
     "side": option(
         Literal["both", "tail", "head"] | None,
         None,
-        "Choose all by the questions for tails, or for heads, alone: training.side.",
+        "Choose weights, second stages and the end of training by tail queries or head queries alone: "
+        "training.side.",
     ),
     "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
     "skip_header": (SkipHeader, False),
@@ -90,7 +92,7 @@ def train(
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Train a masked LM to rank the entities of a graph.
+    """Train a run: text models and other signals that rank the entities of a graph.
 
     Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume continues, to the same losses.
     """

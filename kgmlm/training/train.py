@@ -50,7 +50,7 @@ def train(
     progress: bool | Watcher | Advance = True,
     **settings: Any,
 ) -> Run:
-    """Train a masked LM to rank the entities of a graph, and what a preset puts beside it.
+    """Train a run: text models and other signals that rank the entities of a graph.
 
     Args:
         dataset: a built-in dataset, a folder with train.tsv, or triples in memory (:func:`kgmlm.load_graph`).
