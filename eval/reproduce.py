@@ -35,7 +35,10 @@ TODAY = (  # how recorded commands are called today
 
 
 # Deleted features: the commands that need one, its name, the last commit that has it.
-DELETED = ((r"training\.distillation|--teacher |minilm-taught\.toml", "distillation", "a756c7f"),)
+DELETED = (
+    (r"training\.distillation|--teacher |minilm-taught\.toml", "distillation", "a756c7f"),
+    (r"minilm-adapt\.toml", 'the objective "masked"', "42c59dc"),
+)
 
 
 def deleted(command: str) -> str:

@@ -296,19 +296,6 @@ class BiencoderSettings(Strict):
         return _fewer(self.candidates, HEAD_CANDIDATES, seen, 2 * HEAD_CANDIDATES)
 
 
-class MaskingSettings(Strict):
-    """The tokens that `training.objective = "masked"` hides in texts of training entities and triples."""
-
-    policy: Literal["random", "whole-word", "ngram", "similar", "entity"] = Field(
-        "whole-word",
-        description="What is hidden: `random` tokens, `whole-word`, `ngram` (one to four words), `similar` "
-        "(n-grams replaced by similar words, as in MacBERT), or `entity` (the whole answer of a triple).",
-    )
-    share: float = Field(
-        0.15, gt=0, lt=1, description="Share of a text's tokens to hide; the policy `entity` ignores it."
-    )
-
-
 class RerankingSettings(Strict):
     """Second stages: how `kgmlm rerank` reads candidates; `candidates` is of reverse scoring, too."""
 
@@ -336,11 +323,10 @@ SAMPLED, ASKED = 2**15, 10_000  # of more: candidates of a step, and of validati
 class TrainingSettings(Strict):
     """The training loop."""
 
-    objective: Literal["entity", "token", "masked", "rerank"] = Field(
+    objective: Literal["entity", "token", "rerank"] = Field(
         "entity",
         description="`entity`: softmax over training entities, every true answer a target. `token`: the "
-        "paper's cross-entropy on the answer's tokens. `masked`: adapt the model to the graph's texts "
-        "before another run. `rerank`: used by `kgmlm rerank`.",
+        "paper's cross-entropy on the answer's tokens. `rerank`: used by `kgmlm rerank`.",
     )
     samples: Literal["queries", "triples"] = Field(
         "queries",
@@ -452,7 +438,6 @@ def _fewer(chosen: int | Literal["auto"], usual: int, among: int, most: int) -> 
 __all__ = [
     "BiencoderSettings",
     "KGESettings",
-    "MaskingSettings",
     "RerankingSettings",
     "RuleSettings",
     "ScoringSettings",
@@ -482,7 +467,6 @@ class Settings(Strict):
     rules: RuleSettings = RuleSettings()
     types: TypeSettings = TypeSettings()
     biencoder: BiencoderSettings = BiencoderSettings()
-    masking: MaskingSettings = MaskingSettings()
     reranking: RerankingSettings = RerankingSettings()
     training: TrainingSettings = TrainingSettings()
 
@@ -634,7 +618,7 @@ def override(values: dict[str, Any], assignment: str) -> None:
     values[last] = value
 
 
-RETIRED = ("training.distillation",)  # settings that runs still have in their config.toml
+RETIRED = ("training.distillation", "masking")  # settings that runs still have in their config.toml
 
 
 def load_settings(
@@ -650,9 +634,10 @@ def load_settings(
             ``--set``, whichever has it.
     """
     values = _read(path) if path else {}
-    for section, _, key in (name.partition(".") for name in RETIRED if of_run):
-        if isinstance(values.get(section), dict):
-            values[section].pop(key, None)
+    for *section, key in (name.split(".") for name in RETIRED if of_run):
+        of = values.get(section[0]) if section else values
+        if isinstance(of, dict):
+            of.pop(key, None)
     settings = _validate(Settings, values, str(path or "settings"))
     for assignment in overrides:
         override(values, assignment)

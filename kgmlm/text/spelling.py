@@ -85,7 +85,7 @@ class Spelled:
         columns = torch.cat([read.columns, asked_M.expand(texts, width)], 1)
         rows = torch.arange(texts, device=device)[:, None].expand_as(columns)
         attention_BS = torch.ones_like(ids_BS)
-        return SpanBatch(ids_BS, attention_BS, rows, columns, True, positions_BS, allowed_BSS)
+        return SpanBatch(ids_BS, attention_BS, rows, columns, positions_BS, allowed_BSS)
 
 
 def spelled_log_probs(

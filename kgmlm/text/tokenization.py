@@ -31,7 +31,6 @@ from kgmlm.graphs.queries import Queries, both_sides
 from kgmlm.text.linearization import Linearization, Segment, get_template
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerBase
 
 ANCHOR = "|"
@@ -74,25 +73,6 @@ class MaskedBatch:
             self.span_length,
             self.vector,
         )
-
-
-@dataclass(frozen=True)
-class MaskedTexts:
-    """B padded texts, M tokens of which a masked LM has to guess: at ``rows_M``, ``columns_M``.
-
-    Attributes:
-        labels_M: what they were.
-    """
-
-    input_ids_BT: torch.Tensor
-    attention_mask_BT: torch.Tensor
-    rows_M: torch.Tensor
-    columns_M: torch.Tensor
-    labels_M: torch.Tensor
-
-    def to(self, device: torch.device) -> MaskedTexts:
-        """The batch on a device."""
-        return MaskedTexts(*(value.to(device) for value in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -348,16 +328,6 @@ class SpanTokenizer:
             return np.zeros(0, np.int64)
         at = np.flatnonzero(candidates.token_ids == token)
         return np.unique(np.searchsorted(candidates.offsets, at, side="right") - 1)
-
-    @cached_property
-    def begins_word_V(self) -> BoolArray:
-        """Return which tokens of the vocabulary begin a word: WordPiece marks those that do not, the others
-        those that do.
-        """
-        pieces = self.tokens(range(len(self.tokenizer)))
-        if any(p.startswith("##") for p in pieces):
-            return np.array([not p.startswith("##") for p in pieces])
-        return np.array([p.startswith(("\u0120", "\u2581")) for p in pieces])
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Ids as readable text, piece by piece; joined, they are what the ids say.

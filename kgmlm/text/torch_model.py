@@ -32,7 +32,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from kgmlm.core.errors import ModelError
 from kgmlm.text.reader import SpanOutput
-from kgmlm.text.tokenization import MaskedBatch, MaskedTexts, check_model_folder, model_named, reason
+from kgmlm.text.tokenization import MaskedBatch, check_model_folder, model_named, reason
 
 if TYPE_CHECKING:
     from kgmlm.core.config import ScratchSettings
@@ -46,8 +46,7 @@ class SpanBatch:
     """A batch of texts and the positions whose states are read.
 
     Attributes:
-        rows, columns: positions, of any one shape.
-        each: ``rows`` is ``(B, S)`` and its row b is b: the same number of positions in each text.
+        rows, columns: positions ``(B, S)``, as many in each text; row b of ``rows`` is b.
         positions_BT: of tokens that do not stand one behind the other.
         allowed_BTT: which token may look at which; None is at all of ``attention_mask_BT``.
     """
@@ -56,7 +55,6 @@ class SpanBatch:
     attention_mask_BT: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
-    each: bool
     positions_BT: torch.Tensor | None = None
     allowed_BTT: torch.Tensor | None = None
 
@@ -76,7 +74,7 @@ class SpanBatch:
 
     @property
     def mask_of_read(self) -> torch.Tensor | None:
-        """The mask of attention of the positions that are read, where they are as many in each text."""
+        """The mask of attention of the positions that are read."""
         if self.allowed_BTT is None:
             return self.mask
         return self.allowed_BTT[self.rows, self.columns][:, None]
@@ -122,11 +120,8 @@ class PackedEncoder:
         starts = accumulate((r.input_ids_BT.numel() for r in readings), initial=0)
         at_P = torch.cat([r.at + start for r, start in zip(readings, starts, strict=False)])
         read_PD = states_RD[at_P]
-        if all(r.each for r in readings):
-            of_read = [r.mask_of_read for r in readings]
-            mixed_PD = self._mixed(last.attention.self, read_PD, states_RD, readings, of_read)
-        else:
-            mixed_PD = self._mixed(last.attention.self, states_RD, states_RD, readings, masks)[at_P]
+        of_read = [r.mask_of_read for r in readings]
+        mixed_PD = self._mixed(last.attention.self, read_PD, states_RD, readings, of_read)
         return self._forward(last, mixed_PD, read_PD)
 
     def _embedded(self, readings: Sequence[SpanBatch]) -> torch.Tensor:
@@ -300,14 +295,14 @@ class SpanModel(nn.Module):
 
     def forward(
         self,
-        batch: MaskedBatch | MaskedTexts,
+        batch: MaskedBatch,
         entities: Sequence[MaskedBatch] = (),
         names: SpanBatch | None = None,
     ) -> SpanOutput:
         """Encode a batch; one pass per query.
 
         Args:
-            batch: queries; or texts with M hidden tokens, whose states are one row ``(1, M, D)``.
+            batch: queries.
             entities: texts of E entities, in several batches; each has a mask for its vector and no span.
             names: the queries with names behind them, to be read token by token in the same pass
                 (:meth:`kgmlm.text.spelling.Spelled.behind`).
@@ -315,9 +310,6 @@ class SpanModel(nn.Module):
         Raises:
             ModelError: when the family cannot read names token by token.
         """
-        if isinstance(batch, MaskedTexts):
-            (hidden,) = self._at([positions_of(batch)])
-            return SpanOutput(hidden)
         first = positions_of(batch)
         if names is not None:
             if not self.packs:
@@ -426,17 +418,12 @@ class SpanModel(nn.Module):
         self.mlm.save_pretrained(folder)
 
 
-def positions_of(batch: MaskedBatch | MaskedTexts) -> SpanBatch:
-    """The positions that are read of a batch: its hole and the mask behind it, or its hidden tokens as one
-    row.
-    """
-    if isinstance(batch, MaskedTexts):
-        rows, columns = batch.rows_M[None], batch.columns_M[None]
-        return SpanBatch(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=False)
+def positions_of(batch: MaskedBatch) -> SpanBatch:
+    """The positions that are read of a batch: its hole and the mask behind it."""
     steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
     columns = batch.span_start_B[:, None] + steps
     rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
-    return SpanBatch(batch.input_ids_BT, batch.attention_mask_BT, rows, columns, each=True)
+    return SpanBatch(batch.input_ids_BT, batch.attention_mask_BT, rows, columns)
 
 
 def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import ENDED, discard_checkpoints
 from kgmlm.text.torch_model import SpanModel, reduced_products
-from kgmlm.training.objectives import OBJECTIVES, objective
+from kgmlm.training.objectives import objective
 from kgmlm.training.objectives.streams import Stretch
 from kgmlm.training.start import (
     PROVISIONAL,
@@ -562,7 +562,7 @@ class _Training:
         """Validate, keep the model where it is the best, and remember so."""
         if self.validate is None:
             return
-        state, settings = self.state, self.settings
+        state = self.state
         self.save()  # a model that is better than the checkpoint's must not outlive a crash without it
         self._forget()
         began = time.monotonic()
@@ -581,9 +581,8 @@ class _Training:
             **{f"valid_{k}": v for k, v in metrics.items()},
         )
         self.accelerator.log({f"valid_{k}": v for k, v in metrics.items()}, step=state.step)
-        keeps_last = OBJECTIVES[settings.objective].keeps_last
-        better = state.best_mrr is None or mrr > state.best_mrr or keeps_last
-        keep = better if chooses else state.best_mrr is None or keeps_last
+        better = state.best_mrr is None or mrr > state.best_mrr
+        keep = better if chooses else state.best_mrr is None
         if keep and self.accelerator.is_main_process:
             self.run.save_model(self.ranker.but(mixture=mixture), self.reads_all)
         if chooses:

@@ -52,7 +52,7 @@ from kgmlm.text.tokenization import (
     train_tokenizer,
 )
 from kgmlm.text.torch_model import SpanModel, create_model, load_model
-from kgmlm.training.objectives import stream_of
+from kgmlm.training.objectives import Task, stream_of
 from kgmlm.training.objectives.streams import Losses
 from kgmlm.training.recipes import Recipe
 
@@ -350,7 +350,7 @@ def start_run(
     reader = ranker.reader
     share = (processes.process_index, processes.num_processes)
     if settings.trains_text:  # what cannot fit is said before anything is written
-        stream_of(ranker, graph, settings.training, share).check(of_each_relation(graph))
+        stream_of(Task(ranker, graph, settings.training, share)).check(of_each_relation(graph))
     if processes.is_main_process:
         create_run(
             path,

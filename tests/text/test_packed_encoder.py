@@ -11,7 +11,7 @@ from families import FAMILIES, build
 
 from kgmlm.text import torch_model
 from kgmlm.text.linearization import Linearization, Segment
-from kgmlm.text.tokenization import MaskedBatch, MaskedTexts, SpanTokenizer
+from kgmlm.text.tokenization import MaskedBatch, SpanTokenizer
 from kgmlm.text.torch_model import SpanModel
 
 PACKED = [family for family in FAMILIES if build(family)[0].config.model_type in torch_model.FAMILIES]
@@ -75,18 +75,6 @@ def test_states_and_gradients_are_those_of_the_family(family: str, attention: st
     assert {n for n, g in of_one.items() if g.any()} == {n for n, g in of_other.items() if g.any()}
     for name, grad in of_one.items():
         torch.testing.assert_close(grad, of_other[name], atol=1e-4, rtol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize("family", PACKED)
-def test_hidden_tokens_anywhere(family: str) -> None:
-    states = []
-    ways, tokenizer = both_ways(family)
-    queries, *_ = batches(tokenizer)
-    for model in ways:
-        rows, columns = torch.tensor([0, 1, 1, 1, 2]), torch.tensor([1, 2, 3, 5, 1])
-        texts = MaskedTexts(queries.input_ids_BT, queries.attention_mask_BT, rows, columns, rows)
-        states.append(model(texts).hidden_BLD)
-    torch.testing.assert_close(*states, atol=1e-5, rtol=1e-5)
 
 
 def test_dropout_drops_in_training_alone() -> None:

@@ -69,7 +69,6 @@ def test_shuffled_answers_teach_nothing(toy: KnowledgeGraph, tmp_path: Path) -> 
         ("token", 1, "fp32"),
         ("token", 2, "fp32"),
         ("entity", 1, "bf16"),
-        ("masked", 1, "fp32"),
     ],
 )
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
@@ -133,19 +132,6 @@ def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     go(tmp_path / "other", toy, validate=Validation(0.3, 0.9, 0.95))
     best, last = (open_folder(tmp_path / n).ranker().reader.model.state_dict() for n in ("run", "other"))
     assert any(not torch.equal(best[k], last[k]) for k in best)
-
-
-@pytest.mark.slow
-def test_of_adaptation_the_last_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    """It learns something else than what validation measures."""
-    run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.objective=masked"))
-    outcome = train(run, ranker, Validation(0.9, 0.3, 0.5))
-    assert (outcome.best_mrr, open_folder(run.path).record["best_valid_mrr"]) == (0.5, 0.5)
-    kept, last = (
-        open_folder(run.path).ranker("cpu").reader.model.state_dict(),
-        ranker.reader.model.state_dict(),
-    )
-    assert all(torch.equal(kept[k], last[k].cpu()) for k in kept)
 
 
 def test_a_crash_forgets_no_validation(toy: KnowledgeGraph, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from kgmlm.core.config import RerankingSettings, TextSettings, TrainingSettings,
 from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.graph import Doubts, KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.text.tokenization import MaskedBatch, MaskedTexts
+from kgmlm.text.tokenization import MaskedBatch
 from kgmlm.training.objectives import OBJECTIVES, objective, streams
 from kgmlm.training.objectives.entity import RankingStream, TrainingBatch
 from kgmlm.training.objectives.reranking import PairBatch
@@ -269,19 +269,6 @@ def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
 
 
 @split.register
-def _(batch: MaskedTexts) -> list[tuple[Any, int]]:
-    found = []
-    for part in torch.arange(len(batch.input_ids_BT)).chunk(2):
-        here = torch.isin(batch.rows_M, part)
-        rows_M = batch.rows_M[here] - part[0]
-        texts = (batch.input_ids_BT[part], batch.attention_mask_BT[part])
-        found.append(
-            (MaskedTexts(*texts, rows_M, batch.columns_M[here], batch.labels_M[here]), int(here.sum()))
-        )
-    return found
-
-
-@split.register
 def _(batch: PairBatch) -> list[tuple[Any, int]]:
     p, ends, found = batch.pairs, batch.counts_B.cumsum(), []
     for part in np.array_split(np.arange(len(batch.counts_B)), 2):
@@ -295,7 +282,7 @@ def _(batch: PairBatch) -> list[tuple[Any, int]]:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_loss_is_the_mean_over_a_batch_however_it_is_split(task_of: Callable[..., Task], name: str) -> None:
-    """Without entity vectors, which are each other's negatives: of all queries, pairs or tokens alike."""
+    """Without entity vectors, which are each other's negatives: of all queries or pairs alike."""
     task = task_of(name, VectorSettings())
     model = task.ranker.reader.model
     stream = OBJECTIVES[name].stream(task)

@@ -11,7 +11,7 @@ from trainings import Validation, go, losses, settings
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.training.loop import Plan, end_within, rate_factor, train
-from kgmlm.training.objectives import stream_of
+from kgmlm.training.objectives import Task, stream_of
 from kgmlm.training.start import State, resume_run
 
 
@@ -67,7 +67,7 @@ def test_a_kill_does_not_forget_that_a_run_was_asked_to_end(toy: KnowledgeGraph,
     run, ranker = resume_run(tmp_path / "run")
     with pytest.raises(MemoryError):
         train(run, ranker, decay=1.0, resume=True, reporter=Kills())
-    per_epoch = stream_of(ranker, toy, run.settings.training, (0, 1)).per_epoch
+    per_epoch = stream_of(Task(ranker, toy, run.settings.training, (0, 1))).per_epoch
     assert train(*resume_run(tmp_path / "run"), resume=True).step == 4 + per_epoch
     assert rates(tmp_path / "run")[-1] < rates(tmp_path / "run")[4] / 2
 
@@ -84,7 +84,7 @@ def test_no_validation_comes_a_step_before_the_last(per_epoch: int, last: list[i
 def test_an_ending_may_go_beyond_the_epochs(toy: KnowledgeGraph, tmp_path: Path) -> None:
     go(tmp_path / "run", toy, "training.epochs=2", "training.schedule=constant", max_steps=4)
     run, ranker = resume_run(tmp_path / "run")
-    per_epoch = stream_of(ranker, toy, run.settings.training, (0, 1)).per_epoch
+    per_epoch = stream_of(Task(ranker, toy, run.settings.training, (0, 1))).per_epoch
     assert train(run, ranker, decay=3.0, resume=True).step == 4 + 3 * per_epoch
 
 

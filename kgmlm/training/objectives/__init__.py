@@ -15,7 +15,6 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training.objectives.entity import ENTITY, TOKEN
-from kgmlm.training.objectives.masked import MASKED
 from kgmlm.training.objectives.reranking import RERANK
 from kgmlm.training.objectives.streams import BatchStream, Losses, Objective, Task
 
@@ -31,13 +30,17 @@ __all__ = [
 OBJECTIVES: dict[str, Objective[Any]] = {
     "entity": ENTITY,
     "token": TOKEN,
-    "masked": MASKED,
     "rerank": RERANK,
 }
 
 
-def _checked_stream(task: Task) -> BatchStream[Any, Any]:
-    """The stream of a task's objective, as :func:`stream_of` says."""
+def stream_of(task: Task) -> BatchStream[Any, Any]:
+    """The stream of a task's objective.
+
+    Raises:
+        ConfigError: when an epoch has fewer samples than there are processes, or training fewer batches than
+            are accumulated.
+    """
     stream: BatchStream[Any, Any] = OBJECTIVES[task.settings.objective].stream(task)
     if task.share[1] > len(stream):
         raise ConfigError(
@@ -50,22 +53,6 @@ def _checked_stream(task: Task) -> BatchStream[Any, Any]:
             "give more training.epochs or less of it"
         )
     return stream
-
-
-def stream_of(
-    ranker: Ranker,
-    graph: KnowledgeGraph,
-    settings: TrainingSettings,
-    share: tuple[int, int],
-    first: Ranker | None = None,
-) -> BatchStream[Any, Any]:
-    """The stream of a run's objective; arguments as of :func:`objective`.
-
-    Raises:
-        ConfigError: when an epoch has fewer samples than there are processes, or training fewer batches than
-            are accumulated.
-    """
-    return _checked_stream(Task(ranker, graph, settings, share, first))
 
 
 def objective(
@@ -85,5 +72,5 @@ def objective(
         ConfigError: as :func:`stream_of` says, or when the objective "rerank" has nothing to rerank.
     """
     task = Task(ranker, graph, settings, share, first)
-    stream = _checked_stream(task)
+    stream = stream_of(task)
     return stream, OBJECTIVES[settings.objective].losses(task, stream)

@@ -292,13 +292,10 @@ class Objective(Generic[_Stream]):
     Attributes:
         stream: makes its stream of micro-batches.
         losses: makes its loss, of the same task and its stream.
-        keeps_last: it learns something else than ranking, so the last model is kept, not the one that ranks
-            best.
     """
 
     stream: Callable[[Task], _Stream]
     losses: Callable[[Task, _Stream], Losses]
-    keeps_last: bool = False
 
 
 ANSWERS = 64  # of a query that are always candidates; of hubs so many are drawn
