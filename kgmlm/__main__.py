@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgmlm.cli.app import run_app
+from kgmlm.cli.app import app
 
 if __name__ == "__main__":
-    run_app()
+    app()

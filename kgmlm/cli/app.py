@@ -93,8 +93,3 @@ def main(
 
         print(f"kgmlm {__version__}")
         raise typer.Exit
-
-
-def run_app() -> None:
-    """The entry point of the ``kgmlm`` command."""
-    app()

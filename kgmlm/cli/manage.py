@@ -385,13 +385,9 @@ def feedback(
         from kgmlm.core.progress import Bars
         from kgmlm.training.update import apply_feedback
 
-        how: dict[str, Any] = {
-            "minutes": minutes,
-            "output": output,
-            "batch_size": batch_size,
-            "device": device,
-        }
-        found = apply_feedback(run, progress=Bars(quiet), **how)
+        found = apply_feedback(
+            run, minutes=minutes, output=output, batch_size=batch_size, device=device, progress=Bars(quiet)
+        )
         if not as_json:
             print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected")
             if found["passed"]:

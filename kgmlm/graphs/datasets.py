@@ -205,7 +205,7 @@ def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[pa.Table, Bo
     Raises:
         DataError: also for a label that is neither 1 nor one of -1 and 0.
     """
-    table = _read_triples(path, skip_header, labeled=True)
+    table = _read_triples(path, skip_header)
     return table.select(ENDS), truths_of(table, str(path), _first(path, skip_header))
 
 
@@ -214,16 +214,14 @@ def _first(path: Path, skip_header: bool) -> int:
     return 1 + (skip_header and path.suffix != ".parquet")
 
 
-def _read_triples(path: Path, skip_header: bool, *, labeled: bool = False) -> pa.Table:
-    """The triples of a file, without its header; Parquet names its columns itself.
-
-    Args:
-        labeled: there may be a fourth column.
+def _read_triples(path: Path, skip_header: bool) -> pa.Table:
+    """The triples of a file, and a fourth column if it has one, without its header; Parquet names its
+    columns itself.
 
     Raises:
         DataError: also for a header where none is to be skipped.
     """
-    table = read_triples(path, labeled=labeled)
+    table = read_triples(path, labeled=True)
     if path.suffix == ".parquet":
         return table
     first = rows_of(table.slice(0, 1))[0]
@@ -350,7 +348,7 @@ def read_folder(
     splits, negatives, confidence = {}, {}, None
     for split, file in paths.items():
         if weighted and split == "train":
-            table = _read_triples(file, skip_header, labeled=True)
+            table = _read_triples(file, skip_header)
             confidence = tables.confidences_of(table, str(file), _first(file, skip_header))
             splits[split] = table.select(ENDS)
             continue
@@ -370,7 +368,6 @@ def read_folder(
         splits,
         texts,
         extra_entities=() if texts.columns is None else texts.columns.column("label"),
-        humanize_labels=True,
         sources={p.name: files.sha256(p) for p in paths.values()},
         negatives=negatives,
     )
@@ -458,7 +455,6 @@ def load_graph(
         card.name,
         splits,
         texts,
-        humanize_labels=True,
         sources={s.path: s.sha256 or files.sha256(sources.path(s.path)) for s in card.source},
     )
 

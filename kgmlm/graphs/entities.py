@@ -341,13 +341,14 @@ class RelationTable:
         return iter(self._rows)
 
 
-def completed(table: pa.Table, humanize_labels: bool = True) -> pa.Table:
-    """A table of entities with a name and a surface for each: an empty name is the label, as words if asked
-    for, and an empty surface the name."""
+def completed(table: pa.Table) -> pa.Table:
+    """A table of entities with a name and a surface for each: an empty name is the label as words, and an
+    empty surface the name.
+    """
     label, name, surface = (table.column(c) for c in ("label", "name", "surface"))
-    unnamed = pc.equal(pc.utf8_trim_whitespace(name) if humanize_labels else name, "")
+    unnamed = pc.equal(pc.utf8_trim_whitespace(name), "")
     if pc.any(unnamed).as_py():
-        name = pc.if_else(unnamed, humanized(label) if humanize_labels else label, name)
+        name = pc.if_else(unnamed, humanized(label), name)
     # Mostly there are no surfaces, and the column of names serves as both.
     empty = pc.equal(pc.utf8_trim_whitespace(surface), "")
     surface = name if pc.all(empty).as_py() else pc.if_else(empty, name, surface)

@@ -134,7 +134,7 @@ class KnowledgeGraph:
         else:
             texts.names = texts_by_label(names, "names")
             texts.descriptions = texts_by_label(descriptions, "descriptions")
-        graph = build_graph(name, splits, texts, extra_entities=extra, humanize_labels=True)
+        graph = build_graph(name, splits, texts, extra_entities=extra)
         told = dict[str, list[tuple[str, str]]]()
         for entity, attribute, value in attributes:
             told.setdefault(entity, []).append((attribute, value))
@@ -176,7 +176,7 @@ class KnowledgeGraph:
             if not hasattr(factory, "label_triples"):
                 raise DataError("the triples factory has no labels; kgmlm needs text")
             splits[split] = factory.label_triples(factory.mapped_triples).tolist()
-        return build_graph(name, splits, TextColumns(texts_by_label(names, "names")), humanize_labels=True)
+        return build_graph(name, splits, TextColumns(texts_by_label(names, "names")))
 
     def triples(self, split: str) -> IntArray:
         """The triples of one split.
@@ -511,7 +511,6 @@ def build_graph(
     texts: TextColumns | None = None,
     *,
     extra_entities: Iterable[str] | pa.ChunkedArray = (),
-    humanize_labels: bool = False,
     sources: Mapping[str, str] | None = None,
     negatives: LabeledSplits | None = None,
 ) -> KnowledgeGraph:
@@ -519,9 +518,8 @@ def build_graph(
 
     Args:
         splits: split name to (head, relation, tail) labels, as rows or as Arrow columns; duplicates stay.
-        texts: by label.
+        texts: by label; a name that is missing is the label as words.
         extra_entities: labels that are candidates though no triple has them.
-        humanize_labels: names that are missing are labels as words, instead of the labels.
         negatives: likewise triples that are known to be false.
 
     Raises:
@@ -545,10 +543,10 @@ def build_graph(
     by_split = [
         {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
     ]
-    table = _named(labels, texts.table(), humanize_labels)
+    table = _named(labels, texts.table())
     relations = relation_labels.to_pylist()
     given = {x: name for x, name in texts.relations.items() if name.strip()}
-    names = [given.get(x) or (humanize(x) if humanize_labels else x) for x in relations]
+    names = [given.get(x) or humanize(x) for x in relations]
     graph_relations = RelationTable(relations, names)
     return KnowledgeGraph(
         name,
@@ -602,11 +600,11 @@ def _too_large() -> DataError:
     )
 
 
-def _named(labels: pa.Array, texts: pa.Table, humanize_labels: bool) -> pa.Table:
-    """The texts of entities with these labels; what has none has its label for a name, and nothing else."""
+def _named(labels: pa.Array, texts: pa.Table) -> pa.Table:
+    """The texts of entities with these labels; where there are none, the name is the label as words."""
     rows = pc.index_in(labels, texts.column("label").combine_chunks())
     found = {"label": pa.chunked_array([labels])}
     for column in ("name", "description", "surface", *LISTS):
         if column in texts.column_names:
             found[column] = pc.fill_null(texts.column(column).take(rows), "")
-    return completed(pa.table(found), humanize_labels)
+    return completed(pa.table(found))

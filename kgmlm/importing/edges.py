@@ -250,5 +250,5 @@ def read_edges(kind: str, given: Given, name: str) -> tuple[KnowledgeGraph, int,
         raise DataError(f"{', '.join(map(str, given.paths))}: there is no triple")
     triples = pa.concat_tables(found.triples)
     once = triples.unify_dictionaries().group_by(list(ENDS), use_threads=False).aggregate([])
-    graph = build_graph(name, {"train": once}, found.texts, humanize_labels=True)
+    graph = build_graph(name, {"train": once}, found.texts)
     return graph, len(triples) - len(once), {why: n for why, n in found.left_out.items() if n}

@@ -293,4 +293,4 @@ def read_layout(folder: Path, layout: str, name: str, how: How = How()) -> Knowl
         raise DataError(f"{folder} is not laid out as {layout}: {error!r}") from None
     if "train" not in splits:
         raise DataError(f"{folder} is not laid out as {layout}: it has no training triples")
-    return build_graph(name, splits, texts, humanize_labels=True, negatives=false)
+    return build_graph(name, splits, texts, negatives=false)

@@ -130,25 +130,21 @@ def _trig(table: pa.Table, file: TextIO, base: str) -> None:
     _names(table, file, base)
 
 
-def _csv(table: pa.Table, file: TextIO, base: str) -> None:
+def _csv(
+    table: pa.Table,
+    file: TextIO,
+    base: str,
+    delimiter: str = ",",
+    cell: Callable[[Any], Any] = lambda value: value,
+) -> None:
     """All columns, with a header."""
-    writer = csv.DictWriter(CsvFile(file), table.column_names)
+    writer = csv.DictWriter(CsvFile(file), table.column_names, delimiter=delimiter)
     writer.writeheader()
-    writer.writerows(_rows(table))
+    writer.writerows({name: cell(value) for name, value in row.items()} for row in _rows(table))
 
 
-def _tsv(table: pa.Table, file: TextIO, base: str) -> None:
-    """As :func:`_csv`, with tabs."""
-    writer = csv.DictWriter(CsvFile(file), table.column_names, delimiter="\t")
-    writer.writeheader()
-    writer.writerows(_rows(table))
-
-
-def _spreadsheet(table: pa.Table, file: TextIO, base: str) -> None:
-    """As :func:`_csv`, and no text is a formula."""
-    writer = csv.DictWriter(CsvFile(file), table.column_names)
-    writer.writeheader()
-    writer.writerows({name: for_spreadsheet(cell) for name, cell in row.items()} for row in _rows(table))
+_tsv = partial(_csv, delimiter="\t")
+_spreadsheet = partial(_csv, cell=for_spreadsheet)  # no text is a formula
 
 
 def _jsonl(table: pa.Table, file: TextIO, base: str) -> None:

@@ -122,15 +122,11 @@ class Negatives:
         known: the triples that are not drawn, ``(n, 3)``.
         train: training triples, which say what a relation's sides have.
         entities: N.
-        among: ids that may be drawn; None is all.
     """
 
-    def __init__(
-        self, known: IntArray, train: IntArray, entities: int, seed: int = 0, among: IntArray | None = None
-    ) -> None:
+    def __init__(self, known: IntArray, train: IntArray, entities: int, seed: int = 0) -> None:
         self.known = FilterIndex(known, entities)
         self.train, self.entities, self.seed = train, entities, seed
-        self.among = np.arange(entities) if among is None else among
 
     def draw(
         self,
@@ -151,25 +147,24 @@ class Negatives:
         which = np.arange(len(triples)) + np.where(tail_B, len(triples), 0)
         asked, true = queries[which], answers[which]
         taken = _Taken(self.known, asked, true)
-        allowed = np.zeros(self.entities, np.bool_)
-        allowed[self.among] = True
 
         @cache
         def typed(relation: int, column: int) -> IntArray:
             there: IntArray = np.unique(self.train[self.train[:, 1] == relation][:, column])
-            return there[allowed[there]]
+            return there
 
+        every = np.arange(self.entities)
         drawn = np.full((len(KINDS_OF_NEGATIVES), len(triples)), -1)
         for b, query in enumerate(asked):
             never = taken[b]
-            drawn[0, b] = self._one(rng, self.among, never)
+            drawn[0, b] = self._one(rng, every, never)
             of_type = typed(query.relation, 2 if query.target == "tail" else 0)
-            drawn[1, b] = self._one(rng, of_type if len(of_type) else self.among, never)
+            drawn[1, b] = self._one(rng, of_type if len(of_type) else every, never)
         for rows, at, scores_bN, _ in _scored(scorer, asked, self.known, batch_size, advance):
             scores = numpy(scores_bN)
             for row, b in zip(rows, at, strict=True):
                 own = np.random.default_rng([self.seed, int(b)])  # whatever the batches
-                drawn[2, b] = _high(own, scores[row], taken[b], allowed)
+                drawn[2, b] = _high(own, scores[row], taken[b])
         return self._replaced(triples, tail_B, drawn)
 
     @staticmethod
@@ -189,9 +184,9 @@ class Negatives:
         return found, of, kind
 
 
-def _high(rng: np.random.Generator, scores_N: FloatArray, never: IntArray, allowed_N: BoolArray) -> int:
+def _high(rng: np.random.Generator, scores_N: FloatArray, never: IntArray) -> int:
     """One of the best candidates that may be drawn and can answer, or -1."""
-    possible = allowed_N & (scores_N > MISSED)
+    possible = scores_N > MISSED
     possible[never] = False
     left = np.flatnonzero(possible)
     if not len(left):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from kgmlm.core import digests, files
-from kgmlm.core.arrays import Array, BoolArray, IntArray, check_finite, numpy
+from kgmlm.core.arrays import Array, IntArray, check_finite, numpy
 from kgmlm.core.errors import ConfigError, RunError, first_line
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
@@ -165,30 +165,23 @@ def build_part(
     return Part(width, ids, index)
 
 
-def search_part(
-    part: Part, query_Bw: Floats, k: int, effort: int, hidden: frozenset[int]
-) -> tuple[IntArray, Floats]:
-    """Ids and scores of one part; what FAISS did not find, or is hidden, is -1 and -inf."""
-    wanted = min(len(part.ids), k + len(hidden))
+def search_part(part: Part, query_Bw: Floats, k: int, effort: int) -> tuple[IntArray, Floats]:
+    """Ids and scores of one part; what FAISS did not find is -1 and -inf."""
     scores, rows = part.index.search(
-        np.ascontiguousarray(query_Bw), wanted, params=search_parameters(part.index, effort)
+        np.ascontiguousarray(query_Bw),
+        min(len(part.ids), k),
+        params=search_parameters(part.index, effort),
     )
     ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
-    if hidden:
-        ids[np.isin(ids, list(hidden))] = -1
     return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
 
 
-def flat_part(width: int, pieces: Sequence[tuple[Part, BoolArray]]) -> Part:
-    """One flat part of what is kept of others."""
-    faiss = require_faiss()
-    ids = np.concatenate([np.zeros(0, np.int64), *(part.ids[keep] for part, keep in pieces)])
-    if not len(ids):
-        return Part(width, ids, None)
-    index = faiss.IndexFlatIP(width)
-    for part, keep in pieces:
-        index.add(part.index.reconstruct_n(0, len(part.ids))[keep])
-    return Part(width, ids, index)
+def flat_part(width: int, parts: Sequence[Part]) -> Part:
+    """One flat part of all vectors of others."""
+    index = require_faiss().IndexFlatIP(width)
+    for part in parts:
+        index.add(part.index.reconstruct_n(0, len(part.ids)))
+    return Part(width, np.concatenate([part.ids for part in parts]), index)
 
 
 def read_index(faiss: Any, path: Path) -> Any:
@@ -225,26 +218,23 @@ def automatic_factory(count: int) -> str:
 
 @dataclass
 class Retriever:
-    """An index of entity vectors, with entities added and removed since it was built.
+    """An index of entity vectors, with entities added since it was built.
 
-    What is built never changes: added entities stand beside it in a list that is searched exhaustively, and
-    removed ones are skipped, so any factory can do both.
+    What is built never changes: added entities stand beside it in a list that is searched exhaustively, so
+    any factory can be added to.
 
     Attributes:
         part: as it was built.
         record: factory, effort, FAISS version, fingerprint, and what was measured.
         added: entities added since.
-        removed: ids that the index was built with and does not find any more.
     """
 
     part: Part
     record: Mapping[str, Any]
     added: Part | None = None
-    removed: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
-        added = 0 if self.added is None else len(self.added.ids)
-        return len(self.part.ids) + added - len(self.removed)
+        return sum(len(part.ids) for part in (self.part, self.added) if part is not None)
 
     @property
     def exact(self) -> bool:
@@ -275,9 +265,9 @@ class Retriever:
         tried = self.effort if effort is None else effort
         count = len(vector_BD)
         ids, scores = [np.full((count, k), -1)], [np.full((count, k), -np.inf, np.float32)]
-        for part, hidden in ((self.part, self.removed), (self.added, frozenset[int]())):
+        for part in (self.part, self.added):
             if part is not None and part.index is not None:
-                found = search_part(part, vector_BD, k, tried, hidden)
+                found = search_part(part, vector_BD, k, tried)
                 ids.insert(-1, found[0])
                 scores.insert(-1, found[1])
         ids_BM, scores_BM = np.concatenate(ids, 1), np.concatenate(scores, 1)
@@ -285,28 +275,17 @@ class Retriever:
         rows = np.arange(count)[:, None]
         return Shortlist(ids_BM[rows, best], scores_BM[rows, best])
 
-    def without(self, ids: IntArray) -> Retriever:
-        """This index with some entities removed; nothing is rebuilt."""
-        added = self.added
-        if added is not None and added.index is not None:
-            added = flat_part(added.width, [(added, ~np.isin(added.ids, ids))])
-        built = self.part.ids[np.isin(self.part.ids, ids)]
-        return replace(self, added=added, removed=self.removed | set(built.tolist()))
-
     def with_added(self, more: Part) -> Retriever:
         """This index with further entities, in a flat part; nothing is rebuilt.
 
         Raises:
-            ConfigError: when an entity is in the index already; it can be removed, then added again.
+            ConfigError: when an entity is in the index already.
         """
-        olds = [part for part in (self.added, more) if part is not None and part.index is not None]
-        there = set(self.part.ids[np.isin(self.part.ids, more.ids)].tolist()) - self.removed
-        if self.added is not None:
-            there |= set(self.added.ids[np.isin(self.added.ids, more.ids)].tolist())
-        if there:
-            raise ConfigError(f"entity {min(there)} is in the index already")
-        whole = [(part, np.ones(len(part.ids), np.bool_)) for part in olds]
-        return replace(self, added=flat_part(more.width, whole))
+        olds = [] if self.added is None else [self.added]
+        there = np.intersect1d(more.ids, np.concatenate([part.ids for part in (self.part, *olds)]))
+        if len(there):
+            raise ConfigError(f"entity {there[0]} is in the index already")
+        return self if more.index is None else replace(self, added=flat_part(more.width, [*olds, more]))
 
     def grown(self, folder: Path, more: IntArray, vectors_MD: Floats, fingerprint: str) -> Retriever:
         """This index as it was saved in a folder, with further entities of a run that has grown.
@@ -349,11 +328,11 @@ class Retriever:
         """Write the index as a folder, whole or not at all; what is returned has its ``bytes`` on record.
 
         Raises:
-            RunError: when entities were added or removed since: what is saved belongs to a run's own graph.
+            RunError: when entities were added since: what is saved belongs to a run's own graph.
         """
         faiss = require_faiss()
-        if self.added is not None or self.removed:
-            raise RunError("an index with added or removed entities is not saved; build it again")
+        if self.added is not None:
+            raise RunError("an index with added entities is not saved; build it again")
         with files.atomic_folder(folder) as temporary:
             np.save(temporary / "ids-0.npy", self.part.ids)
             if self.part.index is not None:

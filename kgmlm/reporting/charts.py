@@ -205,6 +205,13 @@ def _scale(low: float, high: float, start: float, end: float, value: float) -> f
     return round(start + (value - low) / (high - low) * (end - start), 1)
 
 
+def _marks(
+    values: Sequence[float], span: tuple[float, float], start: float, end: float
+) -> tuple[tuple[float, str], ...]:
+    """The ticks of an axis: where each value stands, and its label."""
+    return tuple((_scale(*span, start, end, v), t) for v, t in zip(values, _labels(values), strict=True))
+
+
 def line_chart(
     title: str,
     description: str,
@@ -249,12 +256,8 @@ def line_chart(
         description,
         table,
         *labels,
-        x_ticks=tuple(
-            (_scale(*x_span, LEFT, RIGHT, v), t) for v, t in zip(x_values, _labels(x_values), strict=True)
-        ),
-        y_ticks=tuple(
-            (_scale(*y_span, BOTTOM, TOP, v), t) for v, t in zip(y_values, _labels(y_values), strict=True)
-        ),
+        x_ticks=_marks(x_values, x_span, LEFT, RIGHT),
+        y_ticks=_marks(y_values, y_span, BOTTOM, TOP),
         legend=tuple(s.name for s in series) if len(series) > 1 else (),
         lines=tuple(lines),
         reference=(LEFT, BOTTOM, RIGHT, TOP) if unit else None,
@@ -289,9 +292,7 @@ def bar_chart(
         table,
         *labels,
         x_ticks=tuple(zip(middles, names, strict=True)),
-        y_ticks=tuple(
-            (_scale(*y_span, BOTTOM, TOP, v), t) for v, t in zip(y_values, _labels(y_values), strict=True)
-        ),
+        y_ticks=_marks(y_values, y_span, BOTTOM, TOP),
         legend=tuple(name for name, _ in series) if len(series) > 1 else (),
         bars=tuple(bars),
     )
@@ -328,9 +329,7 @@ def interval_chart(
         description,
         table,
         x_label=label,
-        x_ticks=tuple(
-            (_scale(*span, left, RIGHT, v), t) for v, t in zip(values, _labels(values), strict=True)
-        ),
+        x_ticks=_marks(values, span, left, RIGHT),
         y_ticks=tuple(y_ticks),
         lines=tuple(lines),
         reference=(zero, TOP, zero, bottom),

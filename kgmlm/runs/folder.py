@@ -257,18 +257,14 @@ class RunFolder:
         It counts nothing until `kgmlm tune` has chosen how much.
         """
 
-        def keep(known: digests.Accepted) -> None:
-            self.update(files=digests.as_json(known))
-
-        known = accepted(self.now().record)
-        with digests.replacing(self.path / signal.file, known, keep, below=self.path) as temporary:
+        with self.beside_signal(signal.file) as temporary:
             signal.save(temporary)
         self._drop_file(structure_beside(signal.file))
         return self.update(signals={**self.record.get("signals", {}), signal.name: how})
 
     @contextmanager
     def beside_signal(self, file: str) -> Iterator[Path]:
-        """Write a file that belongs to a signal, at once; yields where to."""
+        """Write a file of a signal, at once; yields where to."""
 
         def keep(known: digests.Accepted) -> None:
             self.update(files=digests.as_json(known))

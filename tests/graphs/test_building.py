@@ -20,16 +20,13 @@ label = st.text(st.sampled_from("abé_ \u00a0\x1c"), min_size=1, max_size=3)
 rows = st.lists(st.tuples(label, label, label), max_size=8)
 
 
-@given(
-    rows, rows, rows, st.lists(label, max_size=3), st.dictionaries(label, label, max_size=4), st.booleans()
-)
+@given(rows, rows, rows, st.lists(label, max_size=3), st.dictionaries(label, label, max_size=4))
 def test_ids_follow_the_sorted_labels(
     train: list[tuple[str, str, str]],
     test: list[tuple[str, str, str]],
     false: list[tuple[str, str, str]],
     extra: list[str],
     names: dict[str, str],
-    as_words: bool,
 ) -> None:
     splits = {"train": train, "test": triples_of(test)}
     graph = build_graph(
@@ -37,7 +34,6 @@ def test_ids_follow_the_sorted_labels(
         splits,
         TextColumns(names=names, relations=names),
         extra_entities=extra,
-        humanize_labels=as_words,
         negatives={"test": false},
     )
     every = [*train, *test, *false]
@@ -47,9 +43,7 @@ def test_ids_follow_the_sorted_labels(
 
     def name(of: str) -> str:
         given = names.get(of, "")
-        if as_words:
-            return given if given.strip() else humanize(of)
-        return given or of
+        return given if given.strip() else humanize(of)
 
     assert graph.entities.column("name") == [name(x) for x in labels]
     assert graph.labeled(graph.splits["train"]) == train
@@ -72,7 +66,6 @@ def test_entities_of_a_table_are_candidates_with_their_texts() -> None:
         {"train": [("a", "r", "b_c")]},
         TextColumns(columns=table),
         extra_entities=table.column("label"),
-        humanize_labels=True,
     )
     assert [e.surface for e in map(graph.entities.__getitem__, range(3))] == ["a", "b c", "Zoe"]
     assert graph.entities[2].description == "who"
@@ -82,7 +75,7 @@ def test_names_of_blanks_are_none() -> None:
     columns = {"label": ["a"], "name": ["A"], "description": [""], "surface": [" \t"]}
     table = pa.table(columns, pa.schema([(name, pa.large_string()) for name in columns]))
     texts = TextColumns(columns=table, relations={"is_a": "  "})
-    graph = build_graph("blank", {"train": [("a", "is_a", "b")]}, texts, humanize_labels=True)
+    graph = build_graph("blank", {"train": [("a", "is_a", "b")]}, texts)
     assert (graph.entities[0].surface, graph.relations[0].name) == ("A", "is a")
 
 

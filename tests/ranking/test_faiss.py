@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kgmlm.core.errors import ConfigError
-from kgmlm.ranking.retrieval import Floats, Part, build_part, fitting_factory, flat_part, search_part
+from kgmlm.ranking.retrieval import Floats, Part, build_part, fitting_factory, flat_part
 
 pytest.importorskip("faiss")
 
@@ -30,19 +30,9 @@ def test_a_factory_that_faiss_cannot_make_is_one_sentence(factory: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_hidden_is_not_found_and_leaves_its_place_to_others() -> None:
-    vectors = some_vectors(300)
-    best = 100 + np.argsort(-(vectors @ vectors[7]))
-    ids, scores = search_part(part_of(vectors), vectors[7:8], 2, 1, frozenset({int(best[0])}))
-    assert ids[0].tolist() == [-1, *best[1:3]]
-    assert np.isneginf(scores[0, 0])
-    assert np.isfinite(scores[0, 1:]).all()
-
-
-def test_pieces_of_parts_are_one_flat_part() -> None:
+def test_parts_are_joined_in_a_flat_one() -> None:
     vectors = some_vectors(6)
     part = part_of(vectors)
-    joined = flat_part(32, [(part, np.arange(6) < 2), (part, np.arange(6) == 5)])
-    assert joined.ids.tolist() == [100, 101, 105]
-    np.testing.assert_array_equal(joined.index.reconstruct_n(0, 3), vectors[[0, 1, 5]])
-    assert flat_part(32, [(part, np.zeros(6, np.bool_))]).index is None
+    joined = flat_part(32, [part, Part(32, np.arange(6), part.index)])
+    assert joined.ids.tolist() == [*range(100, 106), *range(6)]
+    np.testing.assert_array_equal(joined.index.reconstruct_n(0, 12), np.concatenate([vectors, vectors]))

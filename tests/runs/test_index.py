@@ -57,15 +57,6 @@ def test_saved_and_loaded_it_finds_the_same(ranker: Ranker, toy: KnowledgeGraph,
     assert torch.equal(found(ranker, toy, loaded, 5), found(ranker, toy, index, 5))
 
 
-def test_what_is_removed_is_not_found(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    gone = np.array([3, 7, 8])
-    index = build_index(ranker, toy).without(gone)
-    assert len(index) == len(toy.entities) - 3
-    every = found(ranker, toy, index, len(toy.entities))
-    assert (every[:, gone] <= MISSED).all()
-    assert ((every > MISSED).sum(1) >= len(toy.entities) - 4).all(), "all others, but for an own entity"
-
-
 def test_a_shortlist_of_all_is_the_exact_ranking(ranker: Ranker, toy: KnowledgeGraph) -> None:
     counted: list[int] = []
     index = build_index(ranker, toy, advance=lambda n, total: counted.append(n))

@@ -58,7 +58,7 @@ CALIBRATING = "from kgmlm.prediction import calibration; calibration.LEAST = 2"
 
 def command(*arguments: str | Path) -> list[str]:
     """A real command."""
-    run = f"{CALIBRATING}; from kgmlm.cli.app import run_app; run_app()"
+    run = f"{CALIBRATING}; from kgmlm.cli.app import app; app()"
     return [sys.executable, "-c", run, *map(str, arguments)]
 
 
