@@ -35,8 +35,8 @@ from kgmlm import __version__
 from kgmlm.core.errors import KgmlmError, RunError, readable
 from kgmlm.runs.feedback import Feedback, Judgment, add_judgments, read_judgments
 from kgmlm.serving import schema
+from kgmlm.serving.background import FactFinder, Updates, add_updates
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
-from kgmlm.serving.new_facts import FactFinder
 from kgmlm.serving.schema import MOST_BYTES
 from kgmlm.serving.session import (
     AddTask,
@@ -49,7 +49,6 @@ from kgmlm.serving.session import (
     SimilarTask,
     Task,
 )
-from kgmlm.serving.updates import Updates, add_updates
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
