@@ -85,7 +85,7 @@ def measured(seed: int, model: str, attributes: bool) -> dict[str, Any]:
         return {
             "seed": seed,
             "attributes": attributes,
-            "model": Path(model).parent.name if "/" in model else model,
+            "model": store.short_name(model),
             "valid": round(valid["mrr"], 5),
             "test": round(report.metrics["both.realistic.inverse_harmonic_mean_rank"], 5),
             "tails": {name: round(of["tail"]["mrr"], 5) for name, of in relations.items()},

@@ -59,7 +59,7 @@ def measured(graph: str, model: str, seed: int, weight: float, epochs: float) ->
         second = on_test(path, None) if found["k"] else (first[0], None)
         return {
             "graph": graph,
-            "model": Path(model).parent.name if "/" in model else model,
+            "model": store.short_name(model),
             "seed": seed,
             "weight": weight,
             "steps": run.folder.record["step"],

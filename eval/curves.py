@@ -41,15 +41,10 @@ def curve(path: Path) -> dict[str, Any]:
 
 def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
     """One panel a graph."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kgmlm"  # the same file from the same figures
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
-    from matplotlib import pyplot
+    plots = store.pyplot()
 
     graphs = list(dict.fromkeys(c["dataset"] for c in curves.values()))
-    figure, axes = pyplot.subplots(
+    figure, axes = plots.subplots(
         1, len(graphs), figsize=(5 * len(graphs), 4), layout="constrained", squeeze=False
     )
     for axis, graph in zip(axes[0], graphs, strict=True):
@@ -61,7 +56,7 @@ def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.legend()
     store.save_figure(figure, path)
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def main(

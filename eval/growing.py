@@ -141,7 +141,7 @@ def measured(
     trained = figures(nothing, growth, whole, most) | {"minutes": taken}
     return {
         "graph": name,
-        "model": Path(model).parent.name if "/" in model else model,
+        "model": store.short_name(model),
         "seed": seed,
         "how": how,
         "most": most,

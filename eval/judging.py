@@ -154,7 +154,7 @@ def measured(name: str, model: str, seeds: int, folder: Path, how: How) -> list[
                 "brier_change": paired(list(brier[:, at] - brier[:, 0])),
             }
         )
-    about: dict[str, Any] = {"model": Path(model).parent.name if "/" in model else model}
+    about: dict[str, Any] = {"model": store.short_name(model)}
     about |= {"seeds": seeds, "minutes": how.minutes, "facts": len(facts.table)}
     return [row | about | {"versions": record.versions(), "hardware": record.hardware()} for row in rows]
 

@@ -97,7 +97,7 @@ def measured(
             "graph": name,
             "split": split,
             "seed": seed,
-            "model": Path(model).parent.name if "/" in model else model,
+            "model": store.short_name(model),
             "variant": variant,
             "set": sections,
             "steps": run.folder.record["step"],
@@ -134,7 +134,7 @@ def main(
         for seed in range(seeds)
         for variant in variants.split(",")
     ]
-    short = Path(model).parent.name if "/" in model else model
+    short = store.short_name(model)
     there = {(r["graph"], r["split"], r.get("seed", 0), r["variant"], r["model"]) for r in rows}
     for name, split, seed, variant in asked:
         if (name, split, seed, variant, short) in there:

@@ -156,15 +156,11 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Reliability diagrams, one of each row."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
-    import matplotlib.pyplot as plt
+    plots = store.pyplot()
 
     columns = min(3, len(rows))
     lines = -(-len(rows) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(3.4 * columns, 3.6 * lines), squeeze=False)
+    figure, axes = plots.subplots(lines, columns, figsize=(3.4 * columns, 3.6 * lines), squeeze=False)
     for axis in axes.flat[len(rows) :]:
         axis.axis("off")
     for axis, found in zip(axes.flat, rows, strict=False):

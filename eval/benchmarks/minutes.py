@@ -28,7 +28,7 @@ from graphs import services
 from rivals import RIVALS, trainings
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from store import save_figure, write_rows
+import store
 
 import kgmlm
 from kgmlm.core.config import Protocol
@@ -140,14 +140,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Validation MRR by minutes, a graph each."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
-    from matplotlib import pyplot
+    plots = store.pyplot()
 
     graphs = [graph for graph in GRAPHS if any(row["graph"] == graph for row in rows)]
-    figure, axes = pyplot.subplots(1, len(graphs), figsize=(2.6 * len(graphs), 3.2), squeeze=False)
+    figure, axes = plots.subplots(1, len(graphs), figsize=(2.6 * len(graphs), 3.2), squeeze=False)
     for graph, axis in zip(graphs, axes[0], strict=True):
         for who in WHO:
             points = [
@@ -164,7 +160,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes[0][0].set_ylabel("validation MRR")
     axes[0][0].legend(fontsize=7)
     figure.tight_layout()
-    save_figure(figure, path)
+    store.save_figure(figure, path)
 
 
 def main(
@@ -178,12 +174,10 @@ def main(
     """Train and measure, and print a line each."""
     if graph is None:
         rows = collected(folder)
-        write_rows(OUTPUT, rows)
+        store.write_rows(OUTPUT, rows)
         draw(rows, HERE.parents[1] / "docs" / "images" / "minutes.svg")
-        text = DOCS.read_text("utf-8")
-        begin, end = "<!-- minutes: python eval/benchmarks/minutes.py -->\n", "<!-- end of minutes -->"
-        head, rest = text.split(begin)
-        DOCS.write_text(f"{head}{begin}{table(rows)}\n{end}{rest.split(end)[1]}", "utf-8")
+        marks = "<!-- minutes: python eval/benchmarks/minutes.py -->", "<!-- end of minutes -->"
+        store.replace_between(DOCS, *marks, table(rows))
         return
     folder.mkdir(exist_ok=True)
     times = [float(m) for m in minutes.split(",")]

@@ -41,7 +41,7 @@ from kgmlm.runs.index import build_index
 from kgmlm.text.reader import Reading, SpanOutput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from store import save_figure, write_lines
+import store
 
 Kind = Literal["likelihood", "entity"]  # by names, or by vectors, of which alone there is an index
 QUERIES = 128
@@ -248,14 +248,9 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """Latency of a single query and throughput in batches by number of entities, as SVG."""
-    import matplotlib
+    plots = store.pyplot()
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "kgmlm"  # the same file from the same figures
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text as text, not as outlines
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, axes = plots.subplots(1, 2, figsize=(10, 4), layout="constrained")
     ways = list(dict.fromkeys(row["way"] for row in report["rows"]))
     panels = (
         ("p50_ms", "median latency of a query (ms)"),
@@ -268,8 +263,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel="entities", title=title)
         axis.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(ways))
-    save_figure(figure, path)
-    pyplot.close(figure)
+    store.save_figure(figure, path)
+    plots.close(figure)
 
 
 def main(
@@ -308,7 +303,7 @@ def main(
         "command": record_module.command_line(),
     }
     if output is not None:
-        write_lines(output, report)
+        store.write_lines(output, report)
         draw(report, output.with_suffix(".svg"))
 
 

@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from store import save_figure, write_rows
+import store
 
 HERE = Path(__file__).parent
 SIZES = {
@@ -298,13 +298,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Seconds by entities, on logarithmic axes."""
-    import matplotlib
+    plots = store.pyplot()
 
-    matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": "kgmlm", "svg.fonttype": "none"}
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    figure, axes = plots.subplots(figsize=(7, 4.5))
     for part, key in [(part, "seconds") for part in PARTS if part != "step"] + [
         ("step", "step"),
         ("rank", "again"),
@@ -321,7 +317,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     axes.minorticks_off()
     axes.legend(fontsize=8)
     figure.tight_layout()
-    save_figure(figure, path)
+    store.save_figure(figure, path)
 
 
 def main(
@@ -370,14 +366,11 @@ def main(
             print(row, file=sys.stderr)
             rows = [x for x in rows if (x["size"], x["part"]) != (size, part)] + [row]
             rows.sort(key=lambda x: (PARTS.index(x["part"]), x["entities"]))
-            write_rows(output, rows)
+            store.write_rows(output, rows)
     draw(rows, output.with_suffix(".svg"))
-    if output.parent != HERE:
-        return
-    text = DOCS.read_text("utf-8")
-    begin, end = "<!-- scale: python eval/benchmarks/scale.py -->\n", "<!-- end of scale -->"
-    head, rest = text.split(begin)
-    DOCS.write_text(f"{head}{begin}{table(rows)}\n{end}{rest.split(end)[1]}", "utf-8")
+    if output.parent == HERE:
+        marks = "<!-- scale: python eval/benchmarks/scale.py -->", "<!-- end of scale -->"
+        store.replace_between(DOCS, *marks, table(rows))
 
 
 if __name__ == "__main__":
