@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,19 @@ class Change:
     def __bool__(self) -> bool:
         counts = (self.entities, self.relations, len(self.added), len(self.removed), self.moved)
         return any((*counts, self.false, self.sure))
+
+    def counts(self) -> dict[str, Any]:
+        """The change, in numbers."""
+        return {
+            "entities": self.entities,
+            "relations": self.relations,
+            "added": len(self.added),
+            "removed": len(self.removed),
+            "known": self.known,
+            "missing": self.missing,
+            "moved": dict(self.moved),
+            "false": self.false,
+        }
 
 
 def changed(

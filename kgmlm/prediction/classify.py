@@ -329,7 +329,16 @@ def measure_probabilities(
     folder = open_folder(path_of(run))
     watch = watcher_of(progress)
     allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
-    asked = folder.graph if graph is None else _unseen(folder, graph, split, skip_header, allowed, watch)
+    asked = folder.graph
+    if graph is not None:
+        from kgmlm.core.config import Protocol
+        from kgmlm.evaluation.evaluate import scope_of
+
+        other, protocol = (
+            load_graph(graph, skip_header=skip_header),
+            Protocol(split=split, candidates="graph"),
+        )
+        asked = scope_of(folder, asked, other, protocol, False, allowed, watch)[0].graph
     asked.triples(split)  # is there, or this says so before the heavy work
     calibration = _calibration(folder, precision, batch_size, device, watch)
     from kgmlm.prediction.calibration import measured_on
@@ -430,27 +439,6 @@ def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) 
     from kgmlm.evaluation.task import held
 
     return held(graph.labels(triples), (trained,), "train")
-
-
-def _unseen(
-    folder: RunFolder,
-    graph: Dataset,
-    split: str,
-    skip_header: bool,
-    allowed: dict[str, bool],
-    watch: Watcher,
-) -> KnowledgeGraph:
-    """Another graph, refused where the run knows its answers or what would count as unseen."""
-    from kgmlm.core.config import Protocol
-    from kgmlm.evaluation.task import Scope
-
-    earlier, gone = folder.past(False)
-    if gone:
-        watch.tell(
-            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
-        )
-    other, asked = load_graph(graph, skip_header=skip_header), Protocol(split=split, candidates="graph")
-    return Scope.inductive(folder.graph, other, asked, earlier=earlier, **allowed).graph
 
 
 def rank_relations(

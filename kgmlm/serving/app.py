@@ -18,14 +18,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -36,7 +29,7 @@ from kgmlm.core.errors import KgmlmError, RunError, readable
 from kgmlm.runs.feedback import Feedback, Judgment, add_judgments, read_judgments
 from kgmlm.serving import schema
 from kgmlm.serving.background import FactFinder, Updates, add_updates
-from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
+from kgmlm.serving.batching import Batcher, ClosedError, FullError, Metrics
 from kgmlm.serving.schema import MOST_BYTES
 from kgmlm.serving.session import (
     AddTask,
@@ -99,38 +92,6 @@ def is_loopback(host: str) -> bool:
 def problem(status: int, sentence: str, **headers: str) -> Response:
     """An error as the service has it: one sentence."""
     return JSONResponse({"error": sentence}, status, headers)
-
-
-class Metrics:
-    """Metrics for Prometheus, in a registry of their own."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        kept: dict[str, Any] = {"registry": self.registry, "namespace": "kgmlm"}
-        seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-        self.requests = Counter("requests", "Requests answered.", ["path", "status"], **kept)
-        self.seconds = Histogram(
-            "request_seconds", "Seconds from request to answer.", ["path"], buckets=seconds, **kept
-        )
-        self.batches = Histogram("batch_queries", "Queries per batch.", buckets=sizes, **kept)
-        self.working = Histogram("batch_seconds", "Seconds of work per batch.", buckets=seconds, **kept)
-        self.dropped = Counter("dropped", "Requests whose client left before the answer.", **kept)
-        self.refused = Counter("refused", "Requests refused since too many waited.", **kept)
-        self.waiting = Gauge("waiting_queries", "Queries that wait.", **kept)
-
-    @property
-    def seen(self) -> Seen:
-        """Callbacks that a batcher tells."""
-        return Seen(self._batch, self.dropped.inc, self.refused.inc)
-
-    def _batch(self, size: int, seconds: float) -> None:
-        self.batches.observe(size)
-        self.working.observe(seconds)
-
-    def text(self) -> bytes:
-        """In the format that Prometheus reads."""
-        return generate_latest(self.registry)
 
 
 class Guard:

@@ -4,7 +4,7 @@ What waits is taken together: as much as fits a batch, as soon as the worker is 
 oldest has waited for the window. A busy worker needs no window: what comes meanwhile waits anyway.
 
 A request of much work comes in parts, of which the next one queues when the last one is done. So others' work
-comes between them, and work whose client has left ends with the part at hand.
+comes between them, and work whose client has left ends with the part at hand. Metrics count both.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -206,3 +208,36 @@ class Batcher(Generic[Task, Result]):
             return self.work(tasks)
         except Exception as error:
             return [error] * len(tasks)
+
+
+class Metrics:
+    """Metrics for Prometheus, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        kept: dict[str, Any] = {"registry": self.registry, "namespace": "kgmlm"}
+        seconds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        self.requests = Counter("requests", "Requests answered.", ["path", "status"], **kept)
+        self.seconds = Histogram(
+            "request_seconds", "Seconds from request to answer.", ["path"], buckets=seconds, **kept
+        )
+        self.batches = Histogram("batch_queries", "Queries per batch.", buckets=sizes, **kept)
+        self.working = Histogram("batch_seconds", "Seconds of work per batch.", buckets=seconds, **kept)
+        self.dropped = Counter("dropped", "Requests whose client left before the answer.", **kept)
+        self.refused = Counter("refused", "Requests refused since too many waited.", **kept)
+        self.waiting = Gauge("waiting_queries", "Queries that wait.", **kept)
+
+    @property
+    def seen(self) -> Seen:
+        """Callbacks that a batcher tells."""
+        return Seen(self._batch, self.dropped.inc, self.refused.inc)
+
+    def _batch(self, size: int, seconds: float) -> None:
+        self.batches.observe(size)
+        self.working.observe(seconds)
+
+    def text(self) -> bytes:
+        """In the format that Prometheus reads."""
+        found: bytes = generate_latest(self.registry)
+        return found

@@ -15,18 +15,17 @@ from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from filelock import FileLock
 
 from kgmlm.core import digests, files
-from kgmlm.core.config import Protocol, Settings, Stage
+from kgmlm.core.config import Settings, Stage
 from kgmlm.core.errors import ConfigError, DataError, LateError, NoRulesError, RunError, check_numbers
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
-from kgmlm.evaluation.metrics import half_interval
 from kgmlm.graphs.changes import Change, changed
 from kgmlm.graphs.datasets import read_entities
 from kgmlm.graphs.entities import EntityTable
@@ -69,7 +68,7 @@ from kgmlm.training.stages import CALIBRATED, last_stages
 from kgmlm.training.start import fit_signal, keeping, latest_checkpoint
 from kgmlm.training.train import train_text
 from kgmlm.training.tune import choose, complete_text
-from kgmlm.training.weights import Folds, ValidationSample, measured, validation_task
+from kgmlm.training.weights import CHECKED, Refit, refit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +82,6 @@ OF_TEXT = ("status", "step", "done", "minutes", "best_valid_mrr")  # in the reco
 UPDATING = ("updating", "recipe", "spent")  # in the record, of training on
 METRICS = "metrics.jsonl"
 AGAIN = "the same `kgmlm update` again continues"
-CHECKED = 200  # validation triples by which the weights are checked
 ASKED = 100  # queries that validation answers, by which probabilities are checked
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
@@ -157,7 +155,7 @@ def update(
     table = _entities(entities, folder)
     change = changed(folder.graph, Given.of(triples), table, Given.of(remove), Given.of(false))
     watch = watcher_of(progress)
-    counts = _counts(change)
+    counts = change.counts()
     if not change and target is None and minutes is None:
         watch.tell("nothing is new: the run stays as it is")
         return Outcome({**counts, "seconds": 0.0})
@@ -215,9 +213,12 @@ def apply_feedback(
     of: dict[bool, list[tuple[str, str, str]]] = {
         label: [x.triple for x in known if bool(x.label) == label] for label in (True, False)
     }
-    counts = {"accepted": len(of[True]), "rejected": len(of[False]), "passed": len(said) - len(known)}
-    how: dict[str, Any] = {"minutes": minutes, "output": output, "batch_size": batch_size, "device": device}
-    return Outcome({**update(folder.path, of[True], false=of[False], progress=progress, **how), **counts})
+    found = update(
+        folder.path, of[True], false=of[False], minutes=minutes, output=output, batch_size=batch_size,
+        device=device, progress=progress,
+    )  # fmt: skip
+    passed = len(said) - len(known)
+    return Outcome({**found, "accepted": len(of[True]), "rejected": len(of[False]), "passed": passed})
 
 
 @contextmanager
@@ -308,20 +309,6 @@ def _entities(given: EntityTable | pd.DataFrame | str | Path | None, folder: Run
         assert file is not None
         return read_entities(file, folder.graph)
     return labeled_entities(given)
-
-
-def _counts(change: Change) -> dict[str, Any]:
-    """The change, in numbers."""
-    return {
-        "entities": change.entities,
-        "relations": change.relations,
-        "added": len(change.added),
-        "removed": len(change.removed),
-        "known": change.known,
-        "missing": change.missing,
-        "moved": dict(change.moved),
-        "false": change.false,
-    }
 
 
 def _written(
@@ -509,7 +496,7 @@ def _kept(
     with clock.stage("check"):
         began = time.monotonic()
         ranker = grown.untuned(device)
-        found = _weighed(ranker.but(mixture=grown.tuned.mixture), grown, batch_size, watch)
+        found = refit(ranker.but(mixture=grown.tuned.mixture), grown, batch_size, watch)
         per_triple = (time.monotonic() - began) / min(CHECKED, there)
     share = clock.share("weights", later)
     fitting = there if share is None else int(share / per_triple)
@@ -626,7 +613,7 @@ def _checked(
     if not grown.graph.has("valid"):
         return {"chosen": []}
     chosen = []
-    found = _weighed(grown.ranker(device, rerank=False), grown, batch_size, watch)
+    found = refit(grown.ranker(device, rerank=False), grown, batch_size, watch)
     if found.gain > found.least:
         new = found.mrr + found.gain
         watch.tell(f"the weights are chosen again: validation MRR {found.mrr:.4f}, by new ones {new:.4f}")
@@ -638,7 +625,7 @@ def _checked(
 def _probable(
     run: RunFolder,
     grown: RunFolder,
-    found: _Weighed,
+    found: Refit,
     chosen: list[str],
     device: str | None,
     batch_size: int,
@@ -670,39 +657,6 @@ def _probable(
             watch.tell(f"the probabilities are left out: {error}")
             drop_calibration(grown)
     return {"mrr": found.mrr, "half": found.half, "chosen": chosen}
-
-
-class _Weighed(NamedTuple):
-    """Old weights beside new ones on a sample of validation.
-
-    Attributes:
-        mrr, half: MRR by the old weights, and half of its 95 % interval.
-        gain: how much higher the MRR is by new weights, cross-fitted on the sample.
-        least: half of the 95 % interval of the gain; a smaller gain may be chance.
-    """
-
-    mrr: float
-    half: float
-    gain: float
-    least: float
-
-
-def _weighed(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) -> _Weighed:
-    """See whether the weights of a run still suit its graph."""
-    side = run.settings.training.side
-    task = validation_task(run.graph, Protocol(split="valid", max_triples=CHECKED, side=side))
-    names = [name for name in ranker.mixture.signals if name in ranker.signals]
-    with watch:
-        ways = {"now": Folds.same(ranker.mixture)}
-        if len(names) > 1:
-            ways["again"] = Folds.fitted(
-                ValidationSample.drawn(ranker, task, names, watch, batch_size), names
-            )
-        found = measured(ranker, task, ways, watch, batch_size)
-    now_B = found["now"]
-    gain_B = found.get("again", now_B) - now_B
-    figures = (now_B.mean(), half_interval(now_B), gain_B.mean(), half_interval(gain_B))
-    return _Weighed(*(round(float(x), 6) for x in figures))
 
 
 def _still_fits(

@@ -31,6 +31,7 @@ from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
+from kgmlm.training.weights import Refit, refit
 
 NEW = [
     ("iceland", "located_in", "europe"),
@@ -190,13 +191,13 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
     folder = open_folder(run)
     tuned = folder.tuned
     folder.save_tuned(replace(tuned, mixture=tuned.mixture.evenly("likelihood", 50.0)))
-    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: updating._Weighed(0.1, 0.01, 0.3, 0.2))
+    monkeypatch.setattr("kgmlm.training.update.refit", lambda *_: Refit(0.1, 0.01, 0.3, 0.2))
     found = kgmlm.update(run, NEW, progress=False)
     assert found["chosen"] == ["weights"]  # the probabilities were of other weights, so there were none
     assert open_folder(run).tuned.mixture.averages["likelihood"] != 50.0
     kgmlm.calibrate(run, progress=False)
     assert kgmlm.update(run, [NEW[0][::-1]], progress=False)["chosen"] == ["weights", "probabilities"]
-    monkeypatch.setattr("kgmlm.training.update._weighed", lambda *_: updating._Weighed(0.1, 0.01, 0.1, 0.2))
+    monkeypatch.setattr("kgmlm.training.update.refit", lambda *_: Refit(0.1, 0.01, 0.1, 0.2))
     assert kgmlm.update(run, remove=[NEW[0]], progress=False)["chosen"] == []
 
 
@@ -345,13 +346,13 @@ def test_it_trains_on_for_a_time(run: Path) -> None:
 def test_in_a_short_time_weights_stay_where_a_sample_says_that_they_fit(
     run: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: list[str]
 ) -> None:
-    weighed = updating._weighed
+    weighed = refit
 
     def slow(*given: Any) -> Any:
         time.sleep(3)  # the time for the weights is over
         return weighed(*given)._replace(gain=gain, least=0.05)
 
-    monkeypatch.setattr("kgmlm.training.update._weighed", slow)
+    monkeypatch.setattr("kgmlm.training.update.refit", slow)
     monkeypatch.setattr("kgmlm.training.update._still_fits", lambda *_: True)
     before = open_folder(run).tuned
     found = kgmlm.update(run, NEW, minutes=0.05, progress=False)
