@@ -217,7 +217,8 @@ def last_stages(
     if "reverse" in left or (signals and REVERSE in before):
         with clock.stage("reverse"):
             most = REVERSE_TRIPLES if run.settings.trains_text else TEXTLESS_TRIPLES
-            figures = _chosen(path, "reverse", few or most, watch, ASKED, share("reverse"))
+            kept = used is not None and REVERSE in used
+            figures = _chosen(path, "reverse", few or most, watch, ASKED, share("reverse"), kept)
         if "reverse" in figures:  # else the time was too short
             _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
@@ -290,6 +291,7 @@ def _chosen(
     watch: Watcher,
     first: int = 0,
     seconds: float | None = None,
+    kept: bool = False,
 ) -> Figures:
     """Choose on validation, on as many triples as the time allows.
 
@@ -297,6 +299,7 @@ def _chosen(
         most: triples at most; 0 is all of validation.
         first: how many tell what one takes.
         seconds: None is as long as it takes.
+        kept: the run has reverse scoring, which stays; :data:`FEW` triples at least choose how.
     """
     wanted: dict[str, bool] = {} if only == "signals" else {only: True}
     if only == REVERSE:  # what comes after it has stages of its own
@@ -312,6 +315,8 @@ def _chosen(
     figures = by(min(first, most))
     taken = time.monotonic() - began
     fitting = min(most, int(first * (seconds - taken) / taken))
+    if kept:
+        fitting = max(fitting, min(FEW, most))
     if only == "reverse" and fitting < min(FEW, most):
         watch.tell(f"no scoring in reverse: the time allows {fitting} validation triples to choose how")
         leave_out(path, "reverse")

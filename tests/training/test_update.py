@@ -31,6 +31,7 @@ from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
+from kgmlm.training import tune
 from kgmlm.training.weights import Refit, refit
 
 NEW = [
@@ -340,6 +341,20 @@ def test_it_trains_on_for_a_time(run: Path) -> None:
     assert "iceland" in set(answers(run, "france", "borders", retrieve=50)["entity"])
     assert [path.name for path in run.parent.iterdir() if path.is_dir()] == [run.name]
     assert "trained on: biencoder, kge" in kgmlm.info(run).lines()["updates"][0]
+
+
+def test_reverse_scoring_stays_where_the_time_is_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = tune.choose
+
+    def slow(run: Any, count: Any, *given: Any, **more: Any) -> Any:
+        if "reverse" in given:
+            time.sleep(1.5)  # more than its share
+        return choose(run, count, *given, **more)
+
+    monkeypatch.setattr("kgmlm.training.stages.choose", slow)
+    monkeypatch.setattr(updating, "_kept", lambda *_: None)  # the weights do not suit any more
+    kgmlm.update(run, NEW, minutes=0.05, progress=False)
+    assert "reverse" in open_folder(run).tuned.uses
 
 
 @pytest.mark.parametrize(("gain", "chosen"), [(0.0, []), (0.1, ["weights", "probabilities"])])
