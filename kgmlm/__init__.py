@@ -53,7 +53,7 @@ __version__ = "0.1.0"
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 if "torch" not in sys.modules and not any(name in os.environ for name in _WAITING):
     os.environ["GOMP_SPINCOUNT"] = "1000"
-if "numpy" not in sys.modules:  # the threads of its OpenBLAS, in powers of two of cycles; by default 26
+if "numpy" not in sys.modules:  # OpenBLAS: let idle threads spin for 2**18 cycles, not its 2**26
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "18")
 
 if "IPython" in sys.modules:  # in notebooks without widgets bars are text, which needs no advice

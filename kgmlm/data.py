@@ -175,24 +175,24 @@ class Split:
 
 
 class _Download:
-    """A bar as pooch moves it, for whoever watches."""
+    """Pooch's progress bar, passed on to a watcher."""
 
     def __init__(self, watch: Watcher, name: str) -> None:
         self.watch, self.name = watch, name
         self.total = self.done = 0
 
     def update(self, n: int) -> None:
-        """So many bytes more; pooch rounds up, and says all of them again at the end."""
+        """Count ``n`` more bytes, up to the total, which pooch reports once more at the end."""
         n = min(n, self.total - self.done)
         self.done += n
         if n:
             self.watch(f"fetching {self.name}", n, self.total)
 
     def reset(self) -> None:
-        """All have come."""
+        """Do nothing; pooch calls it before it reports the total."""
 
     def close(self) -> None:
-        """The file is whole."""
+        """Do nothing; pooch calls it at the end."""
 
 
 def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[str, Sequence[Path]]:
@@ -244,7 +244,7 @@ def check(
         DataError: when there is no such dataset, or its files are wrong.
     """
     if model == "scratch":
-        raise ConfigError("'scratch' has no tokens before it is trained; name a model that has")
+        raise ConfigError("'scratch' has no tokenizer before it is trained; name a pretrained model")
     check_dataset(dataset, CHECKING, watcher_of(True).tell)
     graph = load_graph(dataset, skip_header=skip_header, weighted=weighted)
     card = _card_of(dataset)
@@ -330,7 +330,7 @@ def split(
 
     Args:
         output: the dataset folder to write.
-        random: make the splits that are missing of training triples, drawn at random.
+        random: draw the missing splits from the training triples at random.
         unseen_entities: instead, split all triples again so that validation and test are about entities that
             training has not: the share of the entities to hold out for each of the two.
         valid, test: with ``random``: shares of the triples; None is a tenth.
@@ -390,7 +390,7 @@ def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:
 
 
 def list() -> Cards:
-    """The built-in datasets. (Last here: it hides Python's own ``list`` in this module.)"""
+    """The built-in datasets. (In this module it hides Python's own ``list``.)"""
     return Cards({name: read_card(name) for name in card_names()})
 
 
@@ -434,7 +434,7 @@ def linearize(
 
     Args:
         source: a run or a pack, a built-in dataset, or a dataset folder.
-        model, template: whose tokenizer ("scratch" by default), and which template, for a dataset.
+        model, template: for a dataset: whose tokenizer to use ("scratch" by default), and which template.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.

@@ -272,7 +272,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make it private, where it is new.")] = False,
     license: Annotated[
         str | None,
-        typer.Option(help="Of the graph's texts and triples, for the model card.", show_default=False),
+        typer.Option(help="License of texts and triples, for the model card.", show_default=False),
     ] = None,
     evaluation: Annotated[
         Path | None,
@@ -282,7 +282,7 @@ def push(
         ),
         INPUT,
     ] = None,
-    message: Annotated[str, typer.Option(help="Of the commit.")] = "Push a run of kgmlm",
+    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Push a run of kgmlm",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -391,7 +391,7 @@ def feedback(
         if not as_json:
             print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected")
             if found["passed"]:
-                tell(f"{counted(found['passed'], 'judgment')} of what the graph has not")
+                tell(f"{counted(found['passed'], 'judgment')} skipped: the graph lacks an entity or relation")
         print_update(found, as_json)
         return
     if output is None or minutes is not None:

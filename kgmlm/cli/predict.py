@@ -113,7 +113,7 @@ CALIBRATE: Options = {
     "max_triples": option(
         int, 1000, "A seeded sample of validation triples, or of --report; 0 is all.", min=0
     ),
-    "seed": option(int, 0, "Of the sample and the negatives.", min=0),
+    "seed": option(int, 0, "Seed of the sample and the negatives.", min=0),
     "precision": (Precision, "fp32"),
     "batch_size": (BatchSize, 64),
     "device": (Device, None),
@@ -167,12 +167,12 @@ def calibrate(
     of_graph = {name: given.pop(name) for name in MEASURE}
     if report is None:
         if any(of_graph.values()):
-            raise ConfigError("--graph and what goes with it need --report, the name of a split of it")
+            raise ConfigError("--graph and its options need --report, the split to measure on")
         figures = job(run, lacking=lacking, progress=Bars(quiet), **given)
         what = "validation triples"
     else:
         if lacking != LACKING:
-            raise ConfigError("--lacking is for fitting; --report measures the probabilities that there are")
+            raise ConfigError("--lacking is for fitting; --report measures probabilities that are fitted")
         figures = measure_probabilities(run, split=report, progress=Bars(quiet), **of_graph, **given)
         what = f"{report} triples of {figures['graph']}"
     if as_json:
@@ -410,7 +410,7 @@ def export(
     ] = False,
     key: Annotated[
         str | None,
-        typer.Option(help="Of a server: the --key that its import had.", show_default=False),
+        typer.Option(help="For a server: the --key that its import used.", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:

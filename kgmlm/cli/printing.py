@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kgmlm.prediction.classify import Classified
     from kgmlm.ranking.predictor import Prediction
 
-WIDTH = 120  # of what no terminal shows
+WIDTH = 120  # columns of output that goes to no terminal
 KNOWN, NEW, YES, NO = "cyan", "green", "green", "red"  # colors
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -215,7 +215,7 @@ def print_predictions(
     if any(p.probability is not None for p in of_all):
         tell(f"probability: the share of such answers in a further hidden set {hidden}")
     if hidden and any(not p.checked for p in of_all):
-        tell("no probability where training has nothing of an entity: none could be checked")
+        tell("no probability for entities without training triples: validation cannot check them")
 
 
 def _predictions_as_data(

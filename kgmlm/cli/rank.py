@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 RANK: Options = {
     "head": option(str | None, None, "Rank tails of this head (label or name)."),
-    "relation": option(str | None, None, "The relation; without it, those of --head and --tail are ranked."),
+    "relation": option(str | None, None, "Relation; without it, relations of --head and --tail are ranked."),
     "tail": option(str | None, None, "Rank heads of this tail (label or name)."),
     "queries": option(
         Path | None,
@@ -119,7 +119,7 @@ def rank(
         print_classified(relations, as_json=as_json, as_csv=as_csv, explain=explain)
         return
     if prior is not None:
-        raise QueryError("--prior is for relations, which --head and --tail without --relation rank")
+        raise QueryError("--prior is for relations, which are ranked without --relation")
     find, many = opened.resolver, queries is not None
     asked = read_queries(queries, find) if many else [find.query(relation or "", head, tail)]
     options: dict[str, Any] = {"k": k, "novel": novel, "explain": explain}
@@ -199,7 +199,7 @@ def linearize(
     head: Annotated[str | None, typer.Option(help="Ask for tails of this head.")] = None,
     tail: Annotated[str | None, typer.Option(help="Ask for heads of this tail.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Whose tokenizer, for a dataset; by default that of scratch models.")
+        str | None, typer.Option(help="For a dataset: whose tokenizer to use; by default scratch.")
     ] = None,
     template: Annotated[str | None, typer.Option(help="Another template, for a dataset.")] = None,
     skip_header: SkipHeader = False,

@@ -233,7 +233,7 @@ def rerank(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
 
 
 def print_figures(figures: dict[str, dict[str, float]]) -> None:
-    """Print what validation says of each stage, and of what it is made of."""
+    """Print the validation figures of each stage, and of its parts."""
     for stage, found in figures.items():
         parts = {
             "one weight for all": found.get("mrr_one_weight"),
@@ -292,7 +292,7 @@ def index(
     )
     tell(record["why"])
     if record["ms_a_query"] > record["exact_ms_a_query"]:
-        tell("exact scoring is quicker among so many entities: leave --retrieve out")
+        tell("exact scoring is quicker on a graph of this size: leave --retrieve out")
     if record["recall_at_10"] < recall:
         tell(f"recall@10 stays under {recall}; a finer --factory finds more")
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationEr
 
 from kgmlm.core.errors import ConfigError
 
-MOST, LARGEST = 2**32 - 1, 1e30  # of integers and floats: what 32 bits hold, with room to reckon
+MOST, LARGEST = 2**32 - 1, 1e30  # the largest integer and float of a setting: both fit in 32 bits
 Seed = Annotated[int, Field(ge=0)]
 Side = Literal["both", "tail", "head"]  # of a triple that is asked for
 Endless = Annotated[
@@ -240,7 +240,7 @@ class TypeSettings(Strict):
     )
 
 
-HEAD_CANDIDATES = 4096  # that a step of the bi-encoder scores, of more than twice as many
+HEAD_CANDIDATES = 4096  # entities that a step of the bi-encoder scores, where there are over 8,192
 
 
 class BiencoderSettings(Strict):
@@ -316,8 +316,8 @@ class RerankingSettings(Strict):
     )
 
 
-ALL = 50_000  # entities up to which `auto` leaves none out
-SAMPLED, ASKED = 2**15, 10_000  # of more: candidates of a step, and of validation in training
+ALL = 50_000  # entities up to which `auto` scores all
+SAMPLED, ASKED = 2**15, 10_000  # on larger graphs: candidates of a training step, and of validation
 
 
 class TrainingSettings(Strict):
@@ -430,7 +430,7 @@ class TrainingSettings(Strict):
 
 
 def _fewer(chosen: int | Literal["auto"], usual: int, among: int, most: int) -> int:
-    """Return how many of some entities are taken, by `auto` of more than ``most``; 0 is all of them."""
+    """Return how many of ``among`` entities to sample, 0 for all; `auto` samples from more than ``most``."""
     count = (usual if among > most else 0) if chosen == "auto" else chosen
     return count if count < among else 0
 
@@ -487,7 +487,7 @@ class Settings(Strict):
 
 
 def _known_splits(asked: str | None) -> tuple[str, ...]:
-    """The splits that filter where nothing else is said; test knows nothing of what is asked before it."""
+    """The default filter: train and valid, and test only where test itself is asked."""
     return ("train", "valid", "test") if asked == "test" else ("train", "valid")
 
 

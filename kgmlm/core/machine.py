@@ -16,10 +16,10 @@ from statistics import median
 
 from kgmlm.core.errors import ConfigError
 
-GROWN, SPARE = 1.25, 2**29  # how much more memory than needed is held before it is given back
+GROWN, SPARE = 1.25, 2**29  # release memory above 1.25 times what the last release left, plus 512 MiB
 MEMORY = "KGMLM_MEMORY"  # GiB that there are, whatever the system says
 BF16 = "KGMLM_BF16"  # 0 or 1: whether the CPU is fast in bf16, whatever is measured
-GAIN, TIMED = 1.1, 7  # bf16 is used where it is so many times as fast, by so many pairs of products
+GAIN, TIMED = 1.1, 7  # use bf16 if it is 1.1 times as fast as fp32, timed by 7 pairs of products
 
 
 @cache

@@ -60,10 +60,10 @@ class Watcher(AbstractContextManager["Watcher"]):
         """``n`` more of ``total`` are done."""
 
     def tell(self, message: str) -> None:
-        """Say something that is worth knowing."""
+        """Show a message that matters, in quiet mode, too."""
 
     def note(self, message: str) -> None:
-        """Say how work goes, to those who did not ask for quiet."""
+        """Show how work goes, but not in quiet mode."""
         self.tell(message)
 
     def start(self, total: int, done: int) -> None:
@@ -109,7 +109,7 @@ class Bars(Watcher):
     """Rich bars on stderr, with time left; a log file gets a line per validation and one per minute instead.
 
     Args:
-        quiet: no bars and no notes, but what is worth knowing is said.
+        quiet: show no bars and no notes; messages of :meth:`tell` still appear.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -308,7 +308,7 @@ def watcher_of(progress: bool | Watcher | Advance = True) -> Watcher:
 
 
 def quiet_transformers() -> None:
-    """No loading bars and advice of transformers: ours say what matters."""
+    """Silence the loading bars and advice of transformers."""
     quiet_environment()
     try:
         from transformers.utils import logging
@@ -319,7 +319,7 @@ def quiet_transformers() -> None:
 
 
 def quiet_environment() -> None:
-    """Say what libraries leave unsaid, which they read when they are imported."""
+    """Set the environment variables that silence libraries, which read them when they are imported."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -60,7 +60,7 @@ class Work(Protocol[T_co]):
         """The cost of a task, in the unit of progress."""
 
     def begin(self, watch: Watcher) -> Make[T_co]:
-        """Open what all pieces need; gives what makes a piece, and says how it advances."""
+        """Open what all pieces need; return the function that makes a piece and reports its progress."""
 
     def sent(self, far: bool) -> Work[T_co]:
         """A copy with nothing open, to be pickled.
@@ -72,7 +72,7 @@ class Work(Protocol[T_co]):
 
 @dataclass(frozen=True, eq=False)
 class Opened(Generic[T]):
-    """Work that is open already, and so is made here.
+    """Work that this process has opened already, and so does itself.
 
     Attributes:
         sizes: of the pieces.

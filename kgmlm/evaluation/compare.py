@@ -87,9 +87,9 @@ def _by_triple(values: Values, triple_B: npt.NDArray[np.integer[Any]]) -> Values
 
 
 def _chance(differences_n: Values, queries: int, draws: int, seed: int) -> tuple[float, float, float]:
-    """An interval of the mean difference a query by resampling triples, and the p of a sign-flip test.
+    """A bootstrap interval over triples of the mean difference per query, and p of a sign-flip test.
 
-    Triples between which there is no difference count in the one and change nothing in the other.
+    Triples without a difference count in the interval and do not change p.
     """
     rng = np.random.default_rng(seed)
     n = len(differences_n)
@@ -163,7 +163,7 @@ def compare(
 
     Args:
         a, b: runs that were evaluated, or files of ranks.
-        split: whose ranks of the runs.
+        split: the split whose ranks to compare, of runs.
 
     Raises:
         DataError: when they did not rank the same queries.
@@ -178,7 +178,7 @@ def compare(
     for path, at in zip(paths, found_at, strict=True):
         weights = made_by(at)
         if path.is_dir() and weights and weights != open_folder(path).made_by:
-            watch.tell(f"{at} is of {path} as it was before; `kgmlm evaluate` makes it again")
+            watch.tell(f"{at} has ranks of {path} as it was before; `kgmlm evaluate` makes them again")
     found = compare_ranks(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(found))
 
@@ -188,9 +188,9 @@ class Comparison(Result):
     """Two runs side by side.
 
     Attributes:
-        a, b: which they are.
+        a, b: the paths of the runs or of the files of ranks.
         queries: how many both have ranked.
-        differences: a metric and side each.
+        differences: one per side and metric.
     """
 
     a: str

@@ -56,7 +56,7 @@ def scope_of(
     earlier, gone = run.past(reranked)
     if gone:
         watch.tell(
-            f"began with models of {', '.join(gone)} that are gone: what they were trained on is not checked"
+            f"began with models of {', '.join(gone)} that are gone: leaks from their training are not checked"
         )
     if other is None:
         return Scope.of(own, earlier), gone
@@ -66,7 +66,7 @@ def scope_of(
 def open_scorer(
     run: Run | None, folder: RunFolder, scope: Scope, options: RankingOptions, watch: Watcher, batch_size: int
 ) -> OpenedRun:
-    """Open a run's model; that of a :class:`Run` is loaded once, as long as it is the run's."""
+    """Open a run's model; a :class:`Run` keeps its model loaded until its weights on disk change."""
     graph = scope.graph
     if run is None or not (run.opened or graph is run.graph):
         return open_run_model(folder, options, graph, watch.tell)
@@ -90,10 +90,10 @@ class EvaluationWork:
     Attributes:
         run: the run's folder, or its pack.
         graph: what is not in the run's folder: its graph with further entities, or another one.
-        other: whether it is another one.
-        made_by: of the weights that all workers must have.
-        digest: of what is asked.
-        sizes: of the pieces.
+        other: whether ``graph`` is another dataset.
+        made_by: the digest of the weights that all workers must have.
+        digest: the digest of the queries and answers that all workers must have.
+        sizes: the number of ranks of each piece.
     """
 
     run: Path
@@ -209,7 +209,7 @@ class Report(Result):
 class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):
     """Further keywords of :func:`evaluate`.
 
-    Those of a protocol go before the values of its file; those of the graph before its checks.
+    Keywords of the protocol override its file; ``allow_...`` keywords lift checks of the graph.
     """
 
     split: str | None
@@ -235,17 +235,17 @@ def evaluate(
     progress: bool | Watcher | Advance = True,
     **keywords: Unpack[EvaluationKeywords],
 ) -> Report:
-    """Filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
+    """Evaluate filtered MRR and Hits@k on a split, by side, and for seen and unseen entities.
 
     Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
 
     Args:
         graph: evaluate on another dataset: its training triples are context, its splits the filter.
         protocol: a protocol as TOML; by default test's triples among all entities.
-        options: how the run is asked; None is as it was opened.
-        workers: who ranks; the report is that of one process.
+        options: the signals, candidates and device to rank with; None keeps those of an opened run.
+        workers: the processes that rank; the report does not depend on their number.
         output: where to write the report as JSON.
-        ranks: where to write per-query ranks as Parquet; None is in the run.
+        ranks: where to write per-query ranks as Parquet; None keeps them in ``RUN/ranks``.
         keywords: ``split``, ``candidates`` (whose entities compete: "all", "graph", "split" or "train"; by
             default all, with ``graph`` those of that graph; or a table of those that can answer, as of
             ``options``), ``side`` ("tail", "head" or "both"; by default as the run was trained) and
@@ -379,7 +379,7 @@ def _evaluate(
     watch: Watcher,
     world: ProcessGroup,
 ) -> tuple[OpenedRun, Evaluation]:
-    """Rank, and say of a reranker why it is left out."""
+    """Rank, and tell when an unfinished reranker is left out."""
     from kgmlm.evaluation.evaluator import evaluate as evaluate_ranker
 
     quiet_transformers()
@@ -389,7 +389,7 @@ def _evaluate(
         same = None
     untrained = (run.path / RERANKER / "run.json").is_file() and run.reranker is None
     if options.reranks and options.rerank is None and untrained:
-        watch.tell(f"not reranked, its reranker is not trained: kgmlm rerank {run.path} --resume")
+        watch.tell(f"no reranking: the reranker is unfinished; `kgmlm rerank {run.path} --resume` trains it")
     here = options if workers.here else options.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
         opened = open_scorer(same, run, scope, here, watch, work.batch_size)
@@ -503,10 +503,10 @@ def _keep_ranks(
 
 
 def _tell_caveats(report: Mapping[str, Any], chosen_on: bool, watch: Watcher) -> None:
-    """Say what of an evaluation the run knew, and which names were cut.
+    """Tell how many evaluated triples the run was trained or chosen on, and how many names were cut.
 
     Args:
-        chosen_on: whether that the run was chosen on a triple is worth saying.
+        chosen_on: whether to tell how many of the triples are validation triples.
     """
     known = {"training triples, too": report["triples_trained"]}
     if chosen_on:

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 # What makes a graph: a name, a folder, or triples in memory.
 Dataset: TypeAlias = "str | Path | KnowledgeGraph | Triples | TriplesFactory | PykeenDataset"
 
-HUB = 32  # triples of an entity from which on their order is kept
-HUBS = 1 << 16  # of which the order is kept
+HUB = 32  # triples of an entity from which on their sorted order is cached
+HUBS = 1 << 16  # entities in that cache, at most
 
 
 @dataclass(frozen=True, eq=False)

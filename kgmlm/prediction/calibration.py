@@ -42,9 +42,9 @@ from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import RERANKER, RERANKING, TREES, command_line
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
-FITTED_AT = 0.5  # the share of true triples
+FITTED_AT = 0.5  # share of true triples that probabilities are fitted at
 REGULARIZATION = 10.0  # L2 penalty of the offsets of relations, about as strong as ten average triples
-THRESHOLD_REGULARIZATION = 50  # triples of the average that join those of a relation
+THRESHOLD_REGULARIZATION = 50  # average triples added to a relation's own, which shrinks its threshold
 LEAST = 20  # triples of each class, or there is nothing to fit
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Probability = Annotated[float, Field(ge=0, le=1)]
@@ -329,7 +329,7 @@ def _thresholds(examples: Examples, probabilities: FloatArray, relations: int) -
 
 FILE = PROBABILITIES
 TRIPLES = 1000  # validation triples that are enough
-LACKING = 1.0  # true triples that nobody has, per validation triple: as many, as where test is kept back
+LACKING = 1.0  # true triples outside training and validation, per validation triple, as if test was hidden
 silent = Watcher()
 
 

@@ -46,17 +46,17 @@ class Classified(Result):
     """Probabilities of n triples.
 
     Attributes:
-        graph: whose ids they have.
+        graph: the graph that the ids refer to.
         triples: ``(n, 3)``.
         known: ``(n,)`` which of them training has: they are true, and what the run says of them proves
             nothing.
         features: ``(n, 2, F)``, not a number for known ones.
-        relations: ``(n,)`` as the calibration counts them, -1 for new ones.
+        relations: ``(n,)`` ids of relations in the calibration, -1 for new ones.
         probabilities: ``(n,)``, not a number for known ones.
         decided: ``(n,)`` which of them are called true.
-        labels: ``(n,)`` which of them are, where a file says so.
+        labels: ``(n,)`` which of them a file says are true; None without such a file.
         prior: the share of true triples that was assumed.
-        calibration: what the probabilities go by.
+        calibration: the fitted model that gives the probabilities.
     """
 
     graph: KnowledgeGraph
@@ -200,7 +200,7 @@ def as_classified(
     """Features to probabilities, and what is decided.
 
     Args:
-        numbers: what number the calibration has for each relation of the graph, or -1; None is the same.
+        numbers: the id of each relation of the graph in the calibration, or -1; None: ids are the same.
     """
     relations = ids[:, 1] if numbers is None else numbers[ids[:, 1]]
     relations = np.where(relations < len(calibration.thresholds), relations, -1)
@@ -302,11 +302,11 @@ def measure_probabilities(
 ) -> Outcome:
     """Measure a run's probabilities on triples that they were not fitted to.
 
-    Those that :func:`calibrate` kept are measured; it is done first where it was not yet.
+    Measures what :func:`calibrate` has kept, and runs it first if needed.
 
     Args:
-        split: whose triples, with fresh negatives.
-        graph: of another dataset or folder, whose entities the run has never seen; its training triples are
+        split: the split to measure on, with fresh negatives.
+        graph: another dataset or folder, whose entities the run has never seen; its training triples are
             context, and it is refused as :func:`~kgmlm.evaluate` refuses it.
         allow_seen_entities, allow_new_relations: lift checks of ``graph``.
         skip_header: leave out the first line of each of the graph's files of triples.
@@ -370,7 +370,7 @@ def classify(
 ) -> Classified:
     """The probability that triples are true.
 
-    By the run's scores of both sides, without its reranker; :func:`calibrate` comes first where needed.
+    Uses the run's scores from both sides, without second stages; runs :func:`calibrate` first if needed.
 
     Args:
         triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them without a
@@ -493,7 +493,7 @@ def _calibration(
         return found
     path = folder.path
     if find_pack(path) is not None or is_unpacked(path) or not os.access(path / "model", os.W_OK):
-        how = "`kgmlm calibrate` keeps those of a run, `kgmlm pack PACK --calibrate --output NEW` of a pack"
+        how = "`kgmlm calibrate RUN` keeps them, for a pack `kgmlm pack PACK --calibrate --output NEW`"
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
         return fitted(
             folder, precision=precision, batch_size=batch_size, device=device, lists=False, watch=watch
@@ -556,7 +556,7 @@ def _check_asked(prior: float, batch_size: int) -> None:
 def _read(
     triples: Triples | str | Path, skip_header: bool
 ) -> tuple[list[list[str]], BoolArray | None, tuple[str, int]]:
-    """Triples, whether each is true where a file says so; the start of errors, and the line of the first."""
+    """Triples; which a file says are true; the prefix of errors, and the number of the first triple."""
     if isinstance(triples, str | Path):
         from kgmlm.core.tables import rows_of
         from kgmlm.graphs.datasets import read_labeled

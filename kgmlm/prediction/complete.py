@@ -47,7 +47,7 @@ from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import TREES, check_result
 from kgmlm.runs.run import Run, path_of
 
-PART = 1024  # queries
+PART = 1024  # queries per part
 LEAST = 0.1  # the probability from which on triples are listed
 SHOWN = 10  # the best triples, which are returned with their names and reasons
 TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parquet
@@ -262,18 +262,18 @@ def complete(
     Args:
         output: the file to write: Parquet, or a table where it ends in .csv or .tsv.
         min_probability: list no triple below it.
-        lacking: how many true triples no known split has, in times those of validation: an assumption.
+        lacking: assumed number of true triples that no known split has, per validation triple.
         relations: labels or names of those that are asked about; None is all.
         top: answers kept of each query.
         known: the splits that are never listed, training always; None is all.
-        report: a split that is not among these, of which it is counted how many are listed.
+        report: a split that is not in ``known``; count how many of its triples are listed.
         options: how the run is asked: with ``typed``, only entities whose types fit answer, and all whose
             types fit are asked about; with ``functional``, nothing is asked for that training has, where it
             has one answer per entity; with ``unlinked``, no pair is listed that training links already; with
             ``candidates``, only entities of a list answer.
             Trees take part where they are the only second stage (``rerank=0`` leaves them out), each half of
             the queries by the trees of the other half; other stages, indexes and ``allow_self`` never do.
-        workers: who scores.
+        workers: the processes that score.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
         keywords: ``explain`` adds the rules that predict a triple; ``sample`` asks only so many queries, a
             seeded sample of each relation and side, to see precision and speed first; ``batch_size`` and
@@ -472,7 +472,7 @@ def _check(plan: Plan, wanted: Wanted) -> None:
     reasoned = {name for name, kind in SIGNALS.items() if issubclass(kind, Reasoned)}
     if not reasoned & set(run.tuned.mixture.signals):
         raise ConfigError(
-            f"{plan.run} has no rules, which alone say why; `kgmlm tune {plan.run} --add rules` mines some"
+            f"{plan.run} has no rules, which --explain needs; `kgmlm tune {plan.run} --add rules` mines some"
         )
     if plan.options.scores not in ("all", *reasoned):
         raise ConfigError(

@@ -25,7 +25,7 @@ from kgmlm.importing.neo4j import Server, write_server
 from kgmlm.prediction.listing import read_list
 from kgmlm.runs.record import check_result
 
-BASE = "urn:kgmlm:"  # of IRIs for labels that are none
+BASE = "urn:kgmlm:"  # prefix that makes an IRI of a label that is none
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
 REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
 LABEL, COMMENT = (f"http://www.w3.org/2000/01/rdf-schema#{name}" for name in ("label", "comment"))
@@ -210,7 +210,7 @@ def write_export(
     if spreadsheet and format != "csv":
         raise ConfigError(f"--spreadsheet is for csv, not for {format}")
     if not _IRI.fullmatch(base):
-        raise ConfigError(f"'{base}' is no IRI that IRIs could begin with, such as {BASE}")
+        raise ConfigError(f"'{base}' is no IRI prefix, such as {BASE}")
     if format != FOLDER:
         with (
             files.atomic_file(output, follow=True) as path,
@@ -277,7 +277,7 @@ def export(
         raise ConfigError(f"a probability is from 0 to 1, not {min_probability}")
     server = Server.of(output)
     if key is not None and server is None:
-        raise ConfigError("a key is a property of the nodes of a server: --output bolt://HOST")
+        raise ConfigError("a key is a property of the nodes of a server: --key needs --output bolt://HOST")
     target, source = as_path(output, "the output"), as_path(triples, "the list that `complete` wrote")
     if target.resolve() == source.resolve():
         raise DataError(f"{target} is the list itself; choose another --output")

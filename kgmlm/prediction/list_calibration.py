@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from kgmlm.ranking.retrieval import Retrieval
 
 TOP = 20  # candidates of each query that are fitted to
-QUERIES = 1000  # of those that validation answers, and of those that training answers; of others half as many
+QUERIES = 1000  # drawn that validation answers, as many that training answers, half as many others
 STRENGTH = 2.0  # of the regularization: there are fewer candidates than of a completion
-ALIKE = 20  # candidates of the average relation that join those of a relation where offsets are told
-ASKED = 100_000  # entities of a larger graph, by which the queries that nobody answers are counted
+ALIKE = 20  # average candidates that are added to a relation's own, which shrinks its offset
+ASKED = 100_000  # entities, at most, by which the queries that nobody answers are counted
 Askable = Callable[[int, bool], BoolArray]  # of a relation, which entities can be asked for tails (or heads)
 
 

@@ -30,7 +30,7 @@ from kgmlm.graphs.queries import TARGETS, Queries, Target, distinct_triples
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import KEPT, EntityTypes, Floats, fills
 
-PLENTY = 10_000  # triples of a relation that are not all the same few
+PLENTY = 10_000  # triples of a relation from which on they are not searched for repeats
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
 EXCEPTIONS = 0.01  # share of entities that may have several answers in a relation that has one; fixed, too
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
@@ -119,8 +119,8 @@ class Functional:
 
     Attributes:
         one_R2: whether relation r has one tail for each head, or (column 1) one head for each tail.
-        exceptions_R2: entities that have several in training all the same.
-        context: whose training triples fill.
+        exceptions_R2: the number of entities that have several answers in training nevertheless.
+        context: the graph whose training triples count as answers.
     """
 
     name: ClassVar[str] = "functional"

@@ -1,7 +1,7 @@
 """The probability of candidates, by how a run scores and ranks them.
 
-Probabilities of completion and of candidate lists are the same logistic regression (:class:`Likely`), fitted
-above, on other candidates (:mod:`kgmlm.prediction.merged`, :mod:`kgmlm.prediction.list_calibration`).
+Completion and candidate lists use the same kind of logistic regression (:class:`Likely`), each fitted to
+its own candidates (:mod:`kgmlm.prediction.merged`, :mod:`kgmlm.prediction.list_calibration`).
 
 Shapes: n candidates, B queries, N entities or C candidates of each query, 2 sides (tail, head), F features of
 a side, R relations, E kinds of evidence.
@@ -91,7 +91,7 @@ class Truth:
 
     Attributes:
         validation: how many validation has, one or more.
-        known: how many splits have that are never listed, validation among them if it is one.
+        known: how many are in the splits that are never listed, which may include validation.
         all: how many there are: those of validation and of the known splits, and those that the graph lacks.
             The last are taken to be so many times validation's, since nobody can count them.
     """
@@ -111,7 +111,7 @@ class Truth:
         return self.validation / self.all
 
     def left(self, q: FloatArray) -> FloatArray:
-        """From probabilities of being true to those of triples that no known split has."""
+        """Turn probabilities of being true into those given that no known split has the triple."""
         share = self.known / self.all
         found: FloatArray = q * (1 - share) / (1 - q * share)
         return found

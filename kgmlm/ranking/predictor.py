@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from kgmlm.ranking.retrieval import Retrieval
 
-SAMPLE = 2000  # entities that stand for all where an average is asked for
-BEFORE = 50  # of the best candidates; none that follows is more probable than they are
+SAMPLE = 2000  # entities over which the average score of a signal is taken
+BEFORE = 50  # best candidates whose probabilities cap those of the explained ones
 
 
 class WeighedScore(NamedTuple):
@@ -129,8 +129,8 @@ class Predictor:
     def with_entities(self, more: EntityTable, triples: IntArray | None = None) -> Predictor:
         """A predictor that knows further entities, as candidates and in queries, by their text.
 
-        Nothing is trained; for the likelihood no entity costs a forward pass, for its vector (in runs that
-        have them) one. Scores of the others do not change, unless triples are given.
+        Nothing is trained. The likelihood of a new entity costs no forward pass; its vector, in runs with
+        vectors, costs one. Scores of the other entities do not change, unless triples are given.
 
         Args:
             triples: (n, 3) ids, triples of these entities: their neighbors in texts, what rules and types go
@@ -292,7 +292,7 @@ class Predictor:
         return [[next(values) for _ in of_query] for of_query in ids]
 
     def usual(self, query: Query) -> dict[str, float]:
-        """The average part of each signal in an entity's score, over many evenly spaced ones."""
+        """The average part of each signal in a score, over at most :data:`SAMPLE` entities."""
         asked, count = Queries.of([query]), len(self.graph.entities)
         pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
         ((_, _, said),) = self.ranker.signal_scores(asked, pool)
@@ -373,7 +373,7 @@ class Predictor:
     def _second(
         self, asked: Queries, ids: IntArray, scores: Sequence[float]
     ) -> dict[str, tuple[float, Sequence[float]]]:
-        """The weight of each second stage, and the scores after it, of which the last are known."""
+        """The weight of each second stage, and the scores after it; ``scores`` are those after the last."""
         ranker = self.ranker
         found = {name: (use.weight, scores) for name, use in ranker.uses.items() if use.k}
         for name in reversed(list(found)[1:]):

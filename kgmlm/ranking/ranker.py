@@ -32,8 +32,8 @@ from kgmlm.text.reader import Reader, Reading, TextModel
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary
 
 MAX_SCORES = 2**25  # scores held at once: 128 MB
-LIMIT = 1e30  # scores are smaller: what a shortlist misses and what cannot answer rank below
-BEST = 64  # of a softmax over scores; the others have next to no share of it
+LIMIT = 1e30  # scores stay under it, so that constraints.MISSED and IMPOSSIBLE rank below them
+BEST = 64  # largest scores that a softmax goes over; the others have next to no share of it
 Weights = npt.NDArray[np.float32]
 SignalScores = Mapping[str, Array]  # by signal, (B, N)
 
@@ -52,7 +52,7 @@ class Mixture:
 
     Attributes:
         tables: for each signal its weights ``(R, 2)``: of relation r for tails, then heads.
-        averages: for each signal the best single weight, which a relation has that the run does not know.
+        averages: for each signal the best single weight, used for relations that the run does not know.
 
     >>> even = Mixture.even({"likelihood": 1.0, "vector": 5.0}, relations=2)
     >>> even.only("vector").signals
@@ -224,7 +224,7 @@ class Ranker:
         settings: Settings,
         vocabulary: Vocabulary,
     ) -> Self:
-        """One that ranks by the text as its settings say, each signal as confident as in training."""
+        """A ranker by the text model alone, each of its signals weighed as in training."""
         reader = Reader(context, tokenizer, model, settings, vocabulary)
         signals = {name: found for name, kind in SIGNALS.items() if (found := kind.fresh(reader))}
         relations = len(context.relations)
@@ -238,7 +238,7 @@ class Ranker:
 
     @property
     def likelihood(self) -> Likelihood:
-        """The signal that there always is."""
+        """The likelihood signal, which every ranker has."""
         found = self.signals["likelihood"]
         assert isinstance(found, Likelihood)
         return found
@@ -302,7 +302,7 @@ class Ranker:
 
     @property
     def counted_vectors(self) -> list[EntityVectors]:
-        """The vectors of entities that signals which count are computed from."""
+        """The entity vectors that the signals with a weight are computed from."""
         counted = (s for name, s in self.signals.items() if name in self.mixture.signals)
         return [s.vectors for s in counted if isinstance(s, Vector | Biencoder)]
 
@@ -459,7 +459,7 @@ class Ranker:
     def rank_both(
         self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
     ) -> Iterator[tuple[IntArray, Array, Array]]:
-        """As :meth:`rank` of all entities, and beside the scores those without constraints on what can
+        """Score all entities as :meth:`rank` does, with and without constraints on what can
         answer, from the same forward passes.
         """
         pool = self.pool()

@@ -418,7 +418,7 @@ def _write(faiss: Any, index: Any, path: Path) -> None:
 
 
 MORE = 100  # entities that an index is asked for beyond a shortlist
-LOOKED_AT = 1000  # those whose vectors are compared, where the index has but codes of them
+LOOKED_AT = 1000  # entities whose exact vectors are compared, where the index is approximate
 
 
 class Searched(NamedTuple):

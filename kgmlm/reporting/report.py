@@ -183,7 +183,7 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-SHOWN = 20  # of the worst questions, and of typical ones
+SHOWN = 20  # worst questions, and as many typical ones
 MEASURED = 500  # true triples on which probabilities are measured
 UNRANKED = (
     "No triples of the graph were kept back from training, so nothing says how well this run ranks; "

@@ -34,7 +34,7 @@ class Judgment(BaseModel):
     Attributes:
         label: 1 when it is true, 0 when it is false, None to take back what was said before.
         time: when, in UTC.
-        fingerprint: of what the run's scores went by when it was asked.
+        fingerprint: the digest of the weights of the run that was judged (``RunFolder.made_by``).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -53,7 +53,7 @@ class Judgment(BaseModel):
 
 
 class Feedback(NamedTuple):
-    """All judgments of a file in their order, and how many of its lines are none."""
+    """All judgments of a file in their order, and how many of its lines are unreadable."""
 
     judgments: list[Judgment]
     damaged: int
@@ -116,7 +116,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
             for accepted or 0 for rejected. It can be classified, or be a dataset's ``valid`` or ``test``.
 
     Returns:
-        What was written: ``output``, ``accepted``, ``rejected``, and ``damaged``: lines that are none.
+        What was written: ``output``, ``accepted``, ``rejected``, and ``damaged``: unreadable lines.
 
     Raises:
         RunError: when there is no such run.
@@ -124,7 +124,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
     """
     path, target = path_of(run), as_path(output, "the output")
     if not (path / "run.json").is_file():
-        raise RunError(f"{path} is not a run folder, and only these keep judgments")
+        raise RunError(f"{path} is not a run folder; only run folders keep judgments")
     check_result(target)
     said = read_judgments(path / FEEDBACK_FILE)
     counting = list(said.latest().values())

@@ -189,7 +189,7 @@ class RunFolder:
 
     @property
     def model_folder(self) -> Path:
-        """The best model so far."""
+        """The folder of the best model so far."""
         return self.path / "model"
 
     def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
@@ -430,7 +430,7 @@ class RunFolder:
         return [] if machine.installed("pykeen") else names_in(self.path)
 
     def trees(self, use: Use) -> Trees:
-        """The trees of this run, used so.
+        """The trees of this run, with this use.
 
         Raises:
             RunError: when they are missing or damaged.
@@ -440,7 +440,7 @@ class RunFolder:
         return Trees.open(self.path / TREES_FILE, use)
 
     def cross_encoding(self, use: Use, device: torch.device) -> CrossEncoding:
-        """The reranker of this run, used so.
+        """The reranker of this run, with this use.
 
         Raises:
             RunError: when it is missing or damaged.
@@ -510,7 +510,7 @@ def create_run(
     recipe: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
 ) -> RunFolder:
-    """Lay a run folder: graph, settings, record; no model yet. Whole or not at all.
+    """Create a run folder with graph, settings and record, but no model yet; whole or not at all.
 
     Args:
         names: the tokens of all entities, so that opening the run need not tokenize them again.

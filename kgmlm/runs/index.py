@@ -41,7 +41,7 @@ from kgmlm.signals.vector import read_together
 from kgmlm.text.reader import Reading
 
 SAMPLE = 200  # training queries that recall is measured on
-SHORTLIST = 100  # reranked, when recall is measured
+SHORTLIST = 100  # entities scored per query, when recall is measured and in runs whose recipe indexes
 _TIED = 1e-4  # scores that close are equal
 EFFORTS = tuple(2**i for i in range(13))
 TIMED = 5  # queries by which exact scoring is timed
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class _Try(NamedTuple):
-    """The recall and speed of a search of some effort for one query, with exact scores of what it found."""
+    """Recall and milliseconds per query of a search with some effort, its shortlist scored exactly."""
 
     effort: int
     recall_at_10: float
@@ -214,10 +214,10 @@ def index(
 
     Args:
         factory: a FAISS factory string such as "IVF4096,PQ64".
-        recall: search as hard as this recall@10 of exact scoring takes.
+        recall: search hard enough for this recall@10 against exact scoring.
 
     Returns:
-        The record of the index: entities, bytes, seconds, recall, latency, and why it is as it is.
+        The record of the index: entities, bytes, seconds, recall, latency, and ``why`` it was built so.
 
     Raises:
         ConfigError: when the run has neither entity vectors nor a bi-encoder.

@@ -32,7 +32,7 @@ from kgmlm.text.torch_model import FAMILIES, PackedEncoder, SpanModel
 
 NEEDED = ("onnx", "onnxruntime")
 OPSET = 17  # of ONNX: the first with layer normalization
-TOLERANCE = 1e-4  # between the states of torch and of ONNX Runtime
+TOLERANCE = 1e-4  # largest difference between torch and ONNX Runtime, of states, vectors and scores
 
 
 class _Encoder(nn.Module):
@@ -53,7 +53,7 @@ class _Encoder(nn.Module):
     def states(
         self, input_ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor, columns_BS: torch.Tensor | None
     ) -> torch.Tensor:
-        """Of all positions, or of some of each text ``(B, S, D)``."""
+        """The states of all positions, or of some positions of each text ``(B, S, D)``."""
         states_BTD = self.base.embeddings(input_ids=input_ids_BT)
         if (projection := getattr(self.base, "embeddings_project", None)) is not None:
             states_BTD = projection(states_BTD)
@@ -281,7 +281,7 @@ CHECKED = 8  # queries that are ranked by both
 def onnx(run: Run | str | Path) -> Path:
     """Write what ONNX Runtime needs to read texts for a run: then it ranks and is served without torch.
 
-    Training ends with it; this is for a run that was trained without, or to which a bi-encoder was added.
+    Training does this at its end; call it for a run trained with ``onnx=False``, or for a new bi-encoder.
     It is the structure of the model alone, some 100 kB, and of the encoder of a bi-encoder; weights stay
     where they are. It is kept when both give the same scores, to 1e-4. Training the run further removes it.
 

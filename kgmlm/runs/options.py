@@ -1,4 +1,4 @@
-"""Options of asking a run: by which parts of its score, through which index, how precisely."""
+"""Options of ranking by a run: signals, constraints, second stages, index, precision, device, runtime."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class RankingOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the first stage is that of :meth:`plain`."""
+        """Return whether the first stage has the options of :meth:`plain`."""
         second = {key: getattr(self, key) for key in ("rerank", "retrieve", "effort")}
         return self == replace(self.plain(), **second)
 

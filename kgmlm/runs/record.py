@@ -290,7 +290,7 @@ def _line(error: Exception) -> str:
 
 
 ENDED = ("finished", "stopped early")
-TRAINED = (*ENDED, "max steps")  # as far as was asked
+TRAINED = (*ENDED, "max steps")  # statuses of a run that is trained as far as was asked
 RERANKER = "reranker"
 MAX_READS = 40  # of a run that is being written, .05 s apart: 2 s in all
 T = TypeVar("T")

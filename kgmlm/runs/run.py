@@ -1,4 +1,4 @@
-"""A trained run as Python users hold it: ranks, scores, explains; its model is opened when first asked.
+"""A trained run in Python: it ranks, scores and explains; its model loads on first use.
 
 Many queries are ranked by the open run, or by workers that open it themselves.
 """
@@ -91,7 +91,7 @@ def _lists(
     stale = found is None and (folder.path / PROBABILITIES).is_file() and as_by_default
     if stale and not is_unpacked(folder.path):
         watch.tell(
-            f"no probabilities: those of {folder.path} are of other scores; `kgmlm calibrate {folder.path}` "
+            f"no probabilities: they were fitted to other scores; `kgmlm calibrate {folder.path}` "
             "fits them again"
         )
     return found
@@ -102,14 +102,14 @@ Best = list[tuple[int, "list[Prediction]"]]  # by position of the query
 
 @dataclass(frozen=True, eq=False)
 class Predicting:
-    """The best candidates of many queries as pieces of work; workers open the run for themselves.
+    """The ranking of many queries, cut into pieces for workers; each worker opens the run itself.
 
     Attributes:
-        graph: the run's with further entities, where there are any.
-        made_by: of the weights that all workers must have.
-        piece: queries of a piece.
+        graph: the run's graph with added entities; None if there are none.
+        made_by: the digest of the weights that all workers must have.
+        piece: queries per piece.
         keywords: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
-        opened: it is open here already.
+        opened: the loaded model, where this process has it already.
     """
 
     path: Path
@@ -216,8 +216,8 @@ class Run:
 
     Attributes:
         folder: the run on disk: its settings, record and files.
-        options: how it is asked.
-        graph: its graph, with further entities where there are any.
+        options: the signals, candidates and device that it ranks with.
+        graph: its graph, with the entities that :meth:`with_entities` added.
 
     Example:
         >>> run = kgmlm.open_run("runs/demo")  # doctest: +SKIP
@@ -230,11 +230,11 @@ class Run:
         self.folder = folder
         self.options = options or RankingOptions()
         self.graph = graph or folder.graph
-        self.opened = ""  # of what the model that is loaded was made, as of ``RunFolder.made_by``
+        self.opened = ""  # ``RunFolder.made_by`` of the loaded model; empty while none is loaded
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """The path of the run's folder."""
         return self.folder.path
 
     @property
@@ -249,7 +249,7 @@ class Run:
 
     @property
     def lists(self) -> ListCalibration | None:
-        """The probabilities of its answers, by the first stage alone; None where there are none."""
+        """The calibration of ranked answers by the first stage alone; None if the run has none."""
         try:
             return next(iter(self.folder.lists), None)
         except RunError:  # damaged: it ranks without them
@@ -257,11 +257,11 @@ class Run:
 
     @cached_property
     def predictor(self) -> Predictor:
-        """The opened model."""
+        """The loaded model, which answers queries; it loads on first use."""
         return self.open(Watcher())
 
     def open(self, watch: Watcher, batch_size: int = 64) -> Predictor:
-        """Open the model, reading what vectors are missing.
+        """Load the model, and read the entities whose vectors the run has not saved yet.
 
         Raises:
             RunError: when training has left no model yet, or weights do not fit the signals.
@@ -275,7 +275,7 @@ class Run:
             return self.predictor
 
     def reopen(self) -> None:
-        """Read the folder again, which has changed; the model is loaded when it is asked again."""
+        """Reread the folder after it has changed; the model loads again on the next use."""
         own = self.further is None
         self.folder = open_folder(self.path)
         self.graph = self.folder.graph if own else self.graph
@@ -286,15 +286,15 @@ class Run:
     def with_entities(
         self, more: EntityTable | pd.DataFrame | str | Path, triples: Triples | str | Path = ()
     ) -> Run:
-        """The run with further entities, by their text and what is given of them; nothing is
+        """A copy of the run that knows new entities, by their texts and triples; nothing is
         trained.
 
         Args:
             more: a table, a DataFrame or a file with columns label, name and, if you like, description,
                 surface and types.
-            triples: (head, relation, tail) of the new entities, by labels or names, or a file of them: what
-                training triples are of other entities. Texts tell them as neighbors, rules and types go by
-                them, and they are known answers.
+            triples: (head, relation, tail), each with a new entity, by labels or names; or a file. They
+                count like the training triples of other entities: as neighbors in texts, for rules and types,
+                and as known answers.
 
         Raises:
             DataError: when an entity exists already, or a file is no such table.
@@ -380,11 +380,11 @@ class Run:
         address: str | None = None,
         progress: bool | Watcher | Advance = False,
     ) -> pd.DataFrame:
-        """As :meth:`rank` of many queries, with what each score is made of.
+        """Rank as :meth:`rank` does for many queries, and split each score into its parts.
 
         Returns:
-            After the columns of :meth:`rank`, what each signal adds to the score (its weight times what it
-            says), and ``tokens``: the log-likelihood of each token of the name, as a list of pairs. Where
+            The columns of :meth:`rank`; then a column per signal and second stage with what it adds to the
+            score; and ``tokens``: (token, log-likelihood) of each token of the name, as a list. Where
             rules count, ``because``: the triples that the best of them rest on, and how often each rule is
             right in training.
         """
@@ -408,7 +408,7 @@ class Run:
         return pd.DataFrame(rows)
 
     def score(self, triples: Triples, progress: bool | Watcher | Advance = False) -> pd.DataFrame:
-        """Score given triples: the tail as an answer of (head, relation, ?), and the head.
+        """Score given triples from both sides: each tail and each head as the answer of its query.
 
         Args:
             triples: (head, relation, tail) by labels or names; a list, an array, or a DataFrame with these
@@ -440,14 +440,14 @@ class Run:
         return table.assign(tail_score=tails, head_score=heads)
 
     def rules(self, relation: str | None = None) -> pd.DataFrame:
-        """The rules that are beside the model, the most confident first.
+        """The rules of the run, the most confident first.
 
         Args:
             relation: only those that predict this one; a label or a name.
 
         Returns:
             AnyBURL's columns: ``predicted`` and ``correct`` (how often on training triples), ``confidence``
-            (the second by the first) and ``rule``; then the rule in ``words``.
+            (``correct / predicted``) and ``rule``; then the rule in ``words``.
 
         Raises:
             RunError: when the run has no rules.
@@ -534,7 +534,7 @@ class Run:
         return f"<code>{html.escape(repr(self))}</code>"
 
 
-# Of a run, what people ask for; the rest is for the package.
+# The attributes of a run that ``dir`` and completion list; the package uses the others.
 SHOWN = (
     "classify", "complete", "embeddings", "evaluate", "explain", "folder", "graph", "info", "options", "path",
     "rank", "report", "rules", "score", "serve", "settings", "similar", "update", "with_entities",
@@ -592,11 +592,11 @@ def open_run(
     verify: bool = False,
     **keywords: Unpack[RankingKeywords],
 ) -> Run:
-    """Open a run that was trained before, or a pack; its model is loaded when it is first asked.
+    """Open a trained run or a pack; its model loads on first use.
 
     Args:
-        options: how the run is asked.
-        verify: read all files first and see that none has changed.
+        options: the signals, candidates and device to rank with.
+        verify: read all files first and check them against their SHA-256.
         keywords: fields of ``options`` by name, such as ``scores="text"``.
 
     Raises:
@@ -611,9 +611,9 @@ Job = TypeVar("Job", bound=Callable[..., Any])
 
 
 def writes_run(job: Job) -> Job:
-    """For jobs that write the run that is their first argument: nobody else writes it meanwhile.
+    """Decorate a job that writes the run given as its first argument: lock the run meanwhile.
 
-    Of several processes the main one holds the lock for all. A :class:`Run` is opened again after it.
+    With several processes the main one holds the lock. A :class:`Run` rereads its folder after the job.
     """
 
     @wraps(job)

@@ -36,7 +36,7 @@ class Embeddings:
     """Embeddings of some entities, or of relations.
 
     Attributes:
-        of: the signal that they are of.
+        of: the name of the signal.
         labels, names: of each row.
         vectors: ``(n, D)``, float32.
     """
@@ -118,7 +118,7 @@ def embeddings(
         of: "biencoder": unit vectors of texts and triples, of all entities. "vector": unit vectors of texts
             by the masked LM, of all entities. "kge": ComplEx, of the entities that training has, real parts
             before imaginary parts. None takes the first of these that the run has.
-        relations: those of relations instead, which ComplEx alone has; the second half are the inverses.
+        relations: embeddings of relations instead, by "kge" only; the second half are inverse relations.
 
     Raises:
         ConfigError: when the run has no such embeddings.
@@ -245,7 +245,7 @@ def nearest(
     of = kind_among(ranker, of)
     ids = embedded(ranker, of)
     if entity not in ids:
-        raise QueryError(f"training has no triple of the entity, so that it has no embedding by {of}")
+        raise QueryError(f"the entity has no embedding by {of}, since it is in no training triple")
     asked_D = _unit(embeddings_of(ranker, of, np.array([entity])))[0]
     parts = (ids[start : start + AT_ONCE] for start in range(0, len(ids), AT_ONCE))
     cosine_N = np.concatenate([_unit(embeddings_of(ranker, of, part)) @ asked_D for part in parts])

@@ -31,8 +31,8 @@ class Info:
         reranking: how many of the best are reranked, and how much that counts; None where nothing is.
         trained: status, step, minutes and command; earlier runs, latest first.
         validation: the best MRR in training, and the figures that the weights were chosen by.
-        probabilities: when and by which command they were fitted, to how many validation triples, and how
-            well each half's come true by what the other half gave (``ece``, ``auc``, ...); only ``refused``,
+        probabilities: when and by which command they were fitted, to how many validation triples, and their
+            figures by two-fold cross-fitting (``ece``, ``auc``, ...); only ``refused``,
             a sentence, where they are damaged or of other scores; None where there are none.
         updates: what `kgmlm update` has added and removed, oldest first.
         ranks: MRR and Hits@10 of each kept file of ranks; nothing of one that is damaged.

@@ -18,7 +18,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.reader import Reader, Reading
 
-REJECTED = 10.0  # entities that an answer that is known to be wrong stands for in the softmax of a training
+REJECTED = 10.0  # a known wrong answer weighs as much as 10 entities in the softmax of training
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Reason(NamedTuple):
     """Why a candidate scores: a rule and what it rests on.
 
     Attributes:
-        path, constant: which rule of its kind it is; the other is -1.
+        path, constant: the number of the path rule, or of the rule with constants; the other is -1.
         predicted, correct: how often the rule predicts, and how often rightly.
         triples: training triples (head, relation, tail) that make its body true.
     """
@@ -78,7 +78,7 @@ class Signal(Protocol):
     Attributes:
         name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
             one.
-        title: what a run has that has the signal, in sentences.
+        title: its name in sentences such as "the run has no PyKEEN model".
         about: what its scores say, to readers of a report.
         reads: whether it needs the states of the query's text: else it costs no forward pass.
         file: where a run keeps it, below the run's folder: ``signals/NAME.safetensors``, or in ``model/``
@@ -107,7 +107,7 @@ class Signal(Protocol):
 
     @classmethod
     def fresh(cls, reader: Reader) -> Signal | None:
-        """The signal of a reader's model, where it comes with that; None of one that is trained beside."""
+        """The signal that comes with a reader's model; None for a signal that is trained separately."""
 
     def save(self, path: Path) -> None:
         """Write what it knows beside the model's weights."""

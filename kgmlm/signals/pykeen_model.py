@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 PREFIX = "pykeen:"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 FILE = re.compile(rf"pykeen-({NAME.pattern})\.safetensors")
-AT_ONCE = 2**25  # scores of a batch
-COMPARED = 64  # queries that show whether a model was made again
-# Not made again: they read files, or are made of more than numbers.
+AT_ONCE = 2**25  # scores per batch: 128 MB
+COMPARED = 64  # queries on which the original and the rebuilt model must agree
+# Classes that a run cannot rebuild: they read files, or need more than plain arguments and tensors.
 OTHERS = re.compile("Inductive.*|.*NodePiece.*|ERModel|EvaluationOnlyModel|Fixed.*|Cooccurrence.*")
 MODEL, TRIPLES = "trained_model.pkl", "training_triples"  # in a folder that PyKEEN's pipeline saved
 
@@ -52,11 +52,11 @@ class PyKEENModel:
 
     Attributes:
         kind: the name of its class in PyKEEN, such as "RotatE".
-        arguments: by which it is made, beside a triples factory.
+        arguments: the arguments of its constructor, beside a triples factory.
         tensors: its parameters and buffers.
         entities, relations, inverse: of its triples factory.
         rows_N, relation_rows: its number of each entity and relation of the graph; -1 where it has none.
-        triples: of its triples factory, where the model is made of them; else one that says nothing.
+        triples: those of its triples factory, if the constructor needs them; else one placeholder triple.
     """
 
     name: ClassVar[str] = "pykeen"
@@ -224,9 +224,9 @@ class FromPyKEEN:
 
     Attributes:
         model: the model, or the folder that PyKEEN's pipeline saved it in.
-        factory: of a model that is given as such, the triples factory that it was trained with.
+        factory: the triples factory that the model was trained with; None for a folder.
         arguments: by which the model was made; None finds out its dimensions.
-        trust_pickle: the pickle in the folder may be read, which executes what code it has.
+        trust_pickle: allow reading the pickle in the folder, which executes any code in it.
 
     Example:
         >>> result = pipeline(model="RotatE", ...)  # doctest: +SKIP
@@ -257,7 +257,7 @@ class FromPyKEEN:
                 "--trust-pickle does so, if you trust whoever made it"
             )
         if not isinstance(self.model, str | Path) and self.factory is None:
-            raise ConfigError("factory is the triples factory that the model was trained with")
+            raise ConfigError("factory is missing: the triples factory that the model was trained with")
 
     def signal(self, name: str, graph: KnowledgeGraph) -> PyKEENModel:
         """The signal of the model."""

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-LATEST = 50  # steps that the time of a step is told by
-FIRST = 8  # steps after which it is
-VALIDATING = 0.2  # of a time, for three validations at most; else there is one
+LATEST = 50  # latest steps, whose median is the time of a step
+FIRST = 8  # steps before the total of a timed training is first estimated
+VALIDATING = 0.2  # share of the time that three validations may take; else there is only the last
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Share(NamedTuple):
     """The time that a training is to take.
 
     Attributes:
-        seconds: which it takes as a rule.
-        longest: which it takes at most, where fewer than ``least`` steps fit into ``seconds``.
+        seconds: the time that it normally takes.
+        longest: the time at most, where fewer than ``least`` steps fit into ``seconds``.
     """
 
     seconds: float
@@ -114,10 +114,10 @@ class Timed:
     What a validation takes is measured, and until then told by the time of a step.
 
     Args:
-        share: for all, the validation at the end included.
+        share: the time for everything, the validation at the end included.
         began: when the training would have begun in one go, by the monotonic clock.
-        validation: in how many steps' time a validation is done.
-        after: in how many steps' time what comes behind the last one is.
+        validation: the estimated time of a validation, in steps.
+        after: the estimated time of the work after the last validation, in steps.
     """
 
     def __init__(self, share: Share, began: float, validation: float = 0.0, after: float = 0.0) -> None:

@@ -1,9 +1,9 @@
-"""A time that a training was given: what fits into it, and what of it is left.
+"""The time limit of a training (``--minutes``): which stages fit, and how long each may take.
 
 Before the run is laid, the speed of the encoder says whether the texts of all entities can be read, and
 whether a masked LM can learn anything. From then on each stage gets its share of what is left when it begins
-(the bi-encoder in addition to the time for reading), so that the time that one does not use, or uses too
-much, is that of the following.
+(the bi-encoder in addition to the time for reading), so the later stages gain the time that one leaves,
+and lose what it overruns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
 from kgmlm.training.recipes import STEPS, Given, Recipe, Shape, head_steps
 
-# Of the time that is left, in relation to the stages that are left.
+# Each stage's share of the time left, relative to the shares of the other stages left.
 SHARES: dict[str, float] = {
     "rules": 0.05,
     "biencoder": 0.25,
@@ -44,16 +44,16 @@ SHARES: dict[str, float] = {
     "trees": 0.08,
     "calibration": 0.04,
 }
-CHOICES = ("weights", "reverse", "trees", "calibration")  # on as many validation triples as the time allows
+CHOICES = ("weights", "reverse", "trees", "calibration")  # use as many validation triples as time allows
 READING = 0.5  # of the whole time at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 LONGEST = 0.85  # of the time that is left, for a masked LM that gets to fewer steps than planned
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
-SAMPLED_TEXTS = 512  # by which the encoder's speed is told; few would be padded much
-FEW_TEXTS = 64  # the same, where a trained run is trained on
-TRIED = 2  # times
-ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the structure of a model of so many bytes takes
+SAMPLED_TEXTS = 512  # texts by which the encoder is timed; fewer would be padded more
+FEW_TEXTS = 64  # texts by which it is timed when an update trains further
+TRIED = 2  # timings of the encoder, of which the shorter counts
+ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the ONNX export of a model of 91 MB takes
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
 
 

@@ -42,9 +42,9 @@ from kgmlm.training.tune import (
     train_reranker,
 )
 
-WEIGHED = 300  # validation triples that weights are chosen on at least; they tell how long one takes
-ASKED = 20  # the same, of scoring in reverse
-CALIBRATED = 100  # the same, of probabilities
+WEIGHED = 300  # validation triples of a first choice of weights, which times a larger one
+ASKED = 20  # validation triples of a first choice of reverse scoring, which times a larger one
+CALIBRATED = 100  # validation triples of a first fit of probabilities, which times a larger one
 FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
 
 
@@ -84,7 +84,7 @@ def choose_recipe(
         recipe = replace(recipe, stages=(*recipe.stages, "calibration"))
     if minutes is not None:
         if in_several_processes():
-            raise RunError("--minutes times the steps of one process")
+            raise RunError("--minutes works in a single process, whose steps it times")
         recipe = fitted(recipe, graph, model, 60 * minutes, given, watch)
     if "types" in recipe.stages:
         Types.check(graph, recipe.settings.types)
@@ -201,7 +201,7 @@ def last_stages(
     if not recipe or (run.record["status"] == "max steps" and not max_steps):
         return
     if left and in_several_processes():
-        watch.tell(f"{' and '.join(left)}: in one process, by `{further}`")
+        watch.tell(f"not done by several processes: {' and '.join(left)}; `{further}` does them in one")
         return
     few, before = None if max_steps is None else FEW, {*run.tuned.uses, *(used or ())}
     later = ("reverse", "reranker", "trees", "calibration")
@@ -318,7 +318,7 @@ def _chosen(
     if kept:
         fitting = max(fitting, min(FEW, most))
     if only == "reverse" and fitting < min(FEW, most):
-        watch.tell(f"no scoring in reverse: the time allows {fitting} validation triples to choose how")
+        watch.tell(f"no reverse scoring: there is time for only {fitting} validation triples to fit it")
         leave_out(path, "reverse")
         wanted[only] = False
         return by(1)
@@ -330,7 +330,7 @@ def _chosen(
 
 def _tell_of(stage: str, found: dict[str, float], watch: Watcher) -> None:
     """Say what validation chose of a second stage."""
-    used = f"used, the {found['k']} best" if found["k"] else "not used"
+    used = f"on the {found['k']} best candidates" if found["k"] else "not used"
     watch.tell(f"{stage} {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
 
 

@@ -60,10 +60,10 @@ def train(
         preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
             "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
             ``config`` or an objective is given.
-        minutes: end after this time, of which each stage gets a share; what would not fit is left out.
-        config: settings as TOML; it and other settings go before those of a preset.
-        max_steps: stop there; the schedule stays laid for all epochs.
-        decay: with ``resume``: end the run so many epochs from here, while the learning rate falls to 0.
+        minutes: the time for all stages together; stages that would not fit are left out.
+        config: a TOML file of settings; it and ``settings`` override the preset.
+        max_steps: stop each stage after this many steps; the masked LM's learning rate follows all epochs.
+        decay: with ``resume``: end after this many more epochs, in which the learning rate falls to 0.
         resume: continue an interrupted run, to the same losses.
         overwrite: replace an older run.
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
@@ -124,7 +124,7 @@ def train(
             _keep(run, ranker)
         clock = Clock(path, began)
         if clock.seconds is not None and in_several_processes():
-            raise RunError("--minutes times the steps of one process")
+            raise RunError("--minutes works in a single process, whose steps it times")
         with _continued(path, watch):
             if not in_several_processes():
                 with clock.stage("planning"):
@@ -177,7 +177,7 @@ def _continued(path: Path, watch: Watcher) -> Iterator[None]:
     try:
         yield
     except Interrupted:
-        raise  # it has been said
+        raise  # the training loop has told how to continue
     except KeyboardInterrupt:
         watch.tell(f"continue with: {_continuing(path)}")
         raise
@@ -203,10 +203,10 @@ def _check_settings(
     if given.settings.training.objective == "rerank":
         raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
     if resume and minutes:
-        raise RunError("--minutes is for the start of a run")
+        raise RunError("--minutes is set when a run begins; --resume keeps it")
     check_minutes(minutes)
     if minutes is not None and (preset == PLAIN or (preset is None and given.plain)):
-        raise RunError("--minutes goes with a preset that is not plain")
+        raise RunError("--minutes goes with a preset other than plain")
 
 
 def _check_tracker(name: str) -> None:
@@ -268,7 +268,7 @@ def _start(
     overwrite: bool,
     watch: Watcher,
 ) -> tuple[RunFolder, Ranker]:
-    """Lay a new run, by the settings of its recipe where it has one, and say what it is about."""
+    """Create a new run, with the settings of its recipe if it has one; tell which names are unreadable."""
     from kgmlm.training.start import start_run
 
     settings = settings if recipe is None else recipe.settings
@@ -299,13 +299,13 @@ def _tell_unknown(run: RunFolder, ranker: Ranker, watch: Watcher) -> None:
     if run.settings.trains_text and len(unknown):
         example = run.graph.entities[int(unknown[0])].surface
         watch.tell(
-            f"{len(unknown):,} of {len(ranker.reader.names):,} names have something that the model has "
-            f"no token for, such as '{example}'; names that differ in it alone are alike to the model"
+            f"{len(unknown):,} of {len(ranker.reader.names):,} names have characters that the model has "
+            f"no token for, such as '{example}'; names that differ only in these look the same to the model"
         )
 
 
 def _keep(run: RunFolder, ranker: Ranker) -> None:
-    """Keep the model of a run as it came: its text model is not trained."""
+    """Save the model unchanged, for a run that does not train its masked LM."""
     if main_process():
         run.save_model(ranker)
         run.update(status="finished")

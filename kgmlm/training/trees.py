@@ -30,8 +30,8 @@ from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
 from kgmlm.training.recipes import LARGE, LEAST
 from kgmlm.training.weights import silent, validation_task
 
-CANDIDATES = 100
-ROUNDS = 300
+CANDIDATES = 100  # best candidates of a query that trees score
+ROUNDS = 300  # of boosting, a tree each
 AT_ONCE = 1024  # lists whose features are made at once
 HOW: Mapping[str, Any] = {
     "objective": "lambdarank",

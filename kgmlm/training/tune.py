@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 Chosen = Literal["reverse", "conditional", "trees"]
-CHOSEN: Sequence[Chosen] = get_args(Chosen)  # second stages that come with the choice of weights
+CHOSEN: Sequence[Chosen] = get_args(Chosen)  # second stages that are fitted together with the weights
 LACKS: Mapping[Chosen, str] = {
     "reverse": "does not score in reverse",
     "conditional": "reads no names token by token",
@@ -60,7 +60,7 @@ class Addition:
         source: a run to take it from, or a model of PyKEEN, instead of training it.
         config, given: settings by which it is trained; by default those of the run.
         overwrite: whether it replaces an older one.
-        marks: what else is recorded of it.
+        marks: further values for its entry in ``run.json``.
     """
 
     name: str
@@ -157,8 +157,8 @@ def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str
 
 
 def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> dict[str, bool]:
-    """The second stages that come with the choice of weights, and whether a run is to have them: if they were
-    added, or are there and not dropped.
+    """Return for each second stage of :data:`CHOSEN` whether the run is to have it: if it was
+    added, or is there and is not dropped.
 
     Raises:
         RunError: when one is to be dropped and is not there.
@@ -171,7 +171,7 @@ def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> di
 
 
 def check_parts(run: RunFolder, names: Sequence[str]) -> None:
-    """Refuse to drop what a run has not beside its model, before anything is dropped."""
+    """Refuse to drop signals or a reranker that a run does not have, before anything is dropped."""
     from kgmlm.signals import beside, is_beside
 
     for name in names:
@@ -269,11 +269,11 @@ def tune(
             token, and "trees" ranks them by trees that LightGBM fits to validation: where these alone are
             added or dropped, the weights of signals stay.
         drop: first remove a signal or several, the reranker, or one of these three.
-        source: the run of the same graph to take what is added from, instead of training it; of "pykeen" (or
+        source: a run of the same graph to copy the signal from, instead of training it; for "pykeen" (or
             "pykeen:" and a name) a :class:`~kgmlm.FromPyKEEN`.
-        config, settings: settings of what is added; as ``kge={"epochs": 30}``, or ``set_``: a list of
+        config, settings: settings of the added signal, such as ``kge={"epochs": 30}``; or ``set_``: a list of
             "KEY=VALUE".
-        overwrite: replace an older one.
+        overwrite: replace a signal or reranker that the run has already.
         candidates: how many are scored in reverse or reranked at most; None is reranking.candidates.
         max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
 
@@ -349,7 +349,7 @@ def _change(
     device: str | None,
     watch: Watcher,
 ) -> None:
-    """Drop what is beside a run's model, then add."""
+    """Drop some signals or the reranker of a run, then add others."""
     check_parts(run, dropping)
     for name in dropping:
         drop_part(run, name)
@@ -412,7 +412,7 @@ def rerank(
 
 @dataclass(frozen=True)
 class RerankerTraining:
-    """Options of training a reranker; the fields are as of :func:`rerank`, and ``seconds`` ends it."""
+    """Options of training a reranker: those of :func:`rerank`, and ``seconds``, a limit of time."""
 
     model: str | None = None
     max_steps: int | None = None
@@ -544,7 +544,7 @@ def choose(
 
 
 def complete_text(path: Path, watch: Watcher) -> None:
-    """Read all entities of a model that was validated among few, and choose and measure among all.
+    """Read all entities after validation among a sample of them; choose and measure among all.
 
     Args:
         path: of a run that has been trained, or interrupted.

@@ -77,12 +77,12 @@ if TYPE_CHECKING:
     from kgmlm.prediction.calibration import Calibration
     from kgmlm.ranking.ranker import Ranker
 
-TRAINED_ON = ("rules", "biencoder", "kge")  # signals, in order
-OF_TEXT = ("status", "step", "done", "minutes", "best_valid_mrr")  # in the record, of the masked LM
-UPDATING = ("updating", "recipe", "spent")  # in the record, of training on
+TRAINED_ON = ("rules", "biencoder", "kge")  # signals that an update trains further, in this order
+OF_TEXT = ("status", "step", "done", "minutes", "best_valid_mrr")  # keys of run.json on the masked LM
+UPDATING = ("updating", "recipe", "spent")  # keys of run.json while an update trains further
 METRICS = "metrics.jsonl"
 AGAIN = "the same `kgmlm update` again continues"
-ASKED = 100  # queries that validation answers, by which probabilities are checked
+ASKED = 100  # validation queries that show whether the probabilities still hold
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
     "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
@@ -144,9 +144,9 @@ def update(
     check_numbers(batch_size=(batch_size, 1))
     check_minutes(minutes)
     if in_several_processes():
-        raise RunError("an update is made by one process")
+        raise RunError("`kgmlm update` runs in one process, not under torchrun")
     if isinstance(run, Run) and run.further is not None:
-        raise RunError("the run has further entities, which an update is given by entities=")
+        raise RunError("the run has entities from with_entities; give them to update as entities= instead")
     began, started = datetime.now(UTC), time.monotonic()
     path, target = path_of(run), path_if(output, "the updated run")
     _check_place(path, target)
@@ -223,10 +223,10 @@ def apply_feedback(
 
 @contextmanager
 def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
-    """The folder of an updated run, which takes its place when the block ends well.
+    """Yield a folder for the updated run; it replaces ``place`` when the block ends without an error.
 
     Args:
-        lasting: it stays when the block ends otherwise, for the next one.
+        lasting: keep the folder after an error, so that the same update can continue in it.
     """
     target = place.resolve()
     kept = target.parent / f".{target.name}.update-unfinished"
@@ -241,7 +241,7 @@ def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
         if lasting:
             files.move_folder(kept, target)
         else:
-            shutil.rmtree(kept, ignore_errors=True)  # it was of the run before
+            shutil.rmtree(kept, ignore_errors=True)  # an unfinished update of the old run
     finally:
         judging.release()
 
@@ -249,7 +249,7 @@ def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
 def _begun(
     run: RunFolder, change: Change, new: Path, device: str | None, batch_size: int, watch: Watcher
 ) -> RunFolder:
-    """The run of the graph afterwards; that of the same update that was interrupted, where there is one."""
+    """Copy the run with its updated graph, or reopen the copy that the same update left unfinished."""
     files.recover(new)
     false = change.graph.negatives.get("train", change.added[:0])
     of = {
@@ -320,7 +320,7 @@ def _written(
     watch: Watcher,
     indexed: bool = True,
 ) -> RunFolder:
-    """Write the run of the graph afterwards into a folder; its weights are those of the run before.
+    """Write the run with its updated graph and its old weights into a folder.
 
     Args:
         indexed: whether the index grows, too, where there is one.
@@ -450,7 +450,7 @@ def _trained_on(
                 state["done"] = done = [*done, name]
                 grown.update(updating={**state, "spent": clock.spent})
         if not parts:
-            watch.tell("nothing is trained on: the time is too short for the masked LM")
+            watch.tell("no signal is trained further, and the time is too short for the masked LM")
             _index_again(run, path, device, watch)
             checked = _checked(run, open_folder(path), device, batch_size, watch)
         elif not grown.graph.has("valid"):
@@ -512,7 +512,7 @@ def _kept(
 
 
 def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> bool:
-    """Return whether a signal is there and is trained on in a time.
+    """Return whether the run has a signal and there is time to train it further.
 
     Rules are mined again where an update has only counted them again, and half of the time is enough for all
     but their longest paths. These have a limit; where mining came to it, they took half of its time at most.
@@ -526,7 +526,7 @@ def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> boo
     limit = _settings(run, name).rules.seconds
     least = taken if taken < limit else max(taken - limit, taken / 2)
     if least > seconds / 2:
-        watch.tell(f"rules are counted again, not mined: that takes {least:.0f} s")
+        watch.tell(f"rules are counted again, not mined: mining takes {least:.0f} s")
     return least <= seconds / 2
 
 

@@ -44,9 +44,9 @@ from kgmlm.signals.base import REJECTED
 from kgmlm.signals.vector import read_together
 
 SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
-REGULARIZATION = 1.0  # the same, toward the weights under which all signals have equal variance
+REGULARIZATION = 1.0  # of all weights toward those that give signals equal variance; unit of SHRINKAGE
 CHECKED = 200  # validation triples by which weights are checked
-FAR = 10.0  # bound of the log ratio of a weight to the latter
+FAR = 10.0  # largest log ratio of a weight to the one that gives equal variance
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
 Floats = npt.NDArray[np.float32]
 
