@@ -1,4 +1,4 @@
-"""What a service does in the background: look for new facts, and add entities to the run itself.
+"""Work of a service in the background: to look for new facts, and to add entities to the run itself.
 
 Each is a process of its own, after which people's questions go first.
 """

@@ -296,7 +296,7 @@ def test_wrong_places_are_refused(run: Path) -> None:
     with pytest.raises(RunError, match="is within the run"):
         kgmlm.update(run, NEW, output=run / "new", progress=False)
     more = kgmlm.open_run(run).with_entities(pd.DataFrame({"label": ["x"]}))
-    with pytest.raises(RunError, match="further entities"):
+    with pytest.raises(RunError, match="has entities from with_entities"):
         more.update(NEW, progress=False)
 
 
