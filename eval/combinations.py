@@ -83,12 +83,12 @@ def of_run(path: Path, count: int) -> Iterator[dict[str, Any]]:
     for names in (names for size in range(1, len(parts) + 1) for names in combinations(parts, size)):
         if len(names) > 1 or names == ("text",):
             here = {n: x for n, x in ranker.signals.items() if n in names or ("text" in names and n in TEXT)}
-            mixture, figures = weigh(ranker.but(signals=here), graph, valid)
+            mixture, figures = weigh(ranker.replace(signals=here), graph, valid)
             tuned[names] = mixture, figures[[*figures][-1]]["mrr"]
         else:
             alone = ranker.by(names[0])
             tuned[names] = alone.mixture, evaluate(alone, graph, valid).report["metrics"]["mrr"]
-        weighed = ranker.but(mixture=tuned[names][0])
+        weighed = ranker.replace(mixture=tuned[names][0])
         ways: dict[str, Ranker] = {"": weighed}
         if names == parts:
             types = ranker.signals["types"]

@@ -284,7 +284,7 @@ class Fuzzer:
         good, bad = self.folder / "ranks.parquet", self.folder / "bad.parquet"
         bad.write_bytes(changed_parquet(random, good.read_bytes()))
         one, other = (metrics.read_ranks(path) for path in random.sample((good, bad), 2))
-        metrics.made_by(bad)
+        metrics.scores_digest(bad)
         for found in compare.compare_ranks(one, other, sides=("tail", "head", "both"), draws=100):
             if not (0 <= found.a <= 1 and 0 <= found.b <= 1 and found.low <= found.high):
                 raise Unfair(f"{found} is no difference of ranks")

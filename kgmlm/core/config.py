@@ -317,7 +317,7 @@ class RerankingSettings(Strict):
 
 
 ALL = 50_000  # entities up to which `auto` scores all
-SAMPLED, ASKED = 2**15, 10_000  # on larger graphs: candidates of a training step, and of validation
+SAMPLED, VALIDATED = 2**15, 10_000  # on larger graphs: candidates of a training step, and of validation
 
 
 class TrainingSettings(Strict):
@@ -426,7 +426,7 @@ class TrainingSettings(Strict):
 
     def validated(self, entities: int) -> int:
         """Return how many of so many entities validation in training ranks among; 0 is all."""
-        return _fewer(self.eval_candidates, ASKED, entities, ALL)
+        return _fewer(self.eval_candidates, VALIDATED, entities, ALL)
 
 
 def _fewer(chosen: int | Literal["auto"], usual: int, among: int, most: int) -> int:

@@ -168,7 +168,7 @@ def compare(
     Raises:
         DataError: when they did not rank the same queries.
     """
-    from kgmlm.evaluation.metrics import find_ranks, made_by, read_ranks
+    from kgmlm.evaluation.metrics import find_ranks, read_ranks, scores_digest
 
     check_numbers(draws=(draws, 100), seed=(seed, 0))
     paths = [unpack(pack) if (pack := find_pack(path_of(run))) else path_of(run) for run in (a, b)]
@@ -176,8 +176,8 @@ def compare(
     one, other = (read_ranks(path) for path in found_at)
     watch = watcher_of(progress)
     for path, at in zip(paths, found_at, strict=True):
-        weights = made_by(at)
-        if path.is_dir() and weights and weights != open_folder(path).made_by:
+        weights = scores_digest(at)
+        if path.is_dir() and weights and weights != open_folder(path).scores_digest:
             watch.tell(f"{at} has ranks of {path} as it was before; `kgmlm evaluate` makes them again")
     found = compare_ranks(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
     return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(found))

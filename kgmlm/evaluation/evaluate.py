@@ -68,12 +68,12 @@ def open_scorer(
 ) -> OpenedRun:
     """Open a run's model; a :class:`Run` keeps its model loaded until its weights on disk change."""
     graph = scope.graph
-    if run is None or not (run.opened or graph is run.graph):
+    if run is None or not (run.loaded_digest or graph is run.graph):
         return open_run_model(folder, options, graph, watch.tell)
 
     def read() -> OpenedRun:
         now = folder.now()
-        if run.opened not in ("", now.made_by):
+        if run.loaded_digest not in ("", now.scores_digest):
             run.reopen()
         predictor = run.open(watch, batch_size)
         ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
@@ -91,7 +91,7 @@ class EvaluationWork:
         run: the run's folder, or its pack.
         graph: what is not in the run's folder: its graph with further entities, or another one.
         other: whether ``graph`` is another dataset.
-        made_by: the digest of the weights that all workers must have.
+        scores_digest: the digest of the weights that all workers must have.
         digest: the digest of the queries and answers that all workers must have.
         sizes: the number of ranks of each piece.
     """
@@ -103,14 +103,14 @@ class EvaluationWork:
     graph: KnowledgeGraph | None
     other: bool
     allowed: Mapping[str, bool]
-    made_by: str = ""
+    scores_digest: str = ""
     digest: str = ""
     sizes: tuple[int, ...] = ()
 
-    def of(self, ranking: Ranking, made_by: str) -> EvaluationWork:
+    def of(self, ranking: Ranking, scores_digest: str) -> EvaluationWork:
         """A copy for the ranking that is asked for, by the weights that all workers must have."""
         sizes = tuple(ranking.sizes.tolist())
-        return replace(self, made_by=made_by, digest=ranking.task.digest, sizes=sizes)
+        return replace(self, scores_digest=scores_digest, digest=ranking.task.digest, sizes=sizes)
 
     @property
     def on_gpu(self) -> bool:
@@ -135,7 +135,7 @@ class EvaluationWork:
         scope, _ = scope_of(folder, own, other, self.protocol, self.options.reranks, self.allowed, watch)
         opened = open_run_model(folder, self.options, scope.graph)
         ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
-        if (opened.folder.made_by, ranking.task.digest) != (self.made_by, self.digest):
+        if (opened.folder.scores_digest, ranking.task.digest) != (self.scores_digest, self.digest):
             raise RunError(
                 f"{self.run} has other weights or triples on {platform.node()}; workers need the run at the "
                 "same path, and nobody may change it meanwhile"
@@ -276,7 +276,7 @@ def evaluate(
         check_dataset(graph, TRAINING, watch.tell)
     other = None if graph is None else load_graph(graph, skip_header=asked.skip_header)
     (other or folder.graph).triples(asked.protocol.split)  # says so before the heavy imports
-    own, further = (run.graph, run.further) if isinstance(run, Run) else (folder.graph, None)
+    own, further = (run.graph, run.extended_graph) if isinstance(run, Run) else (folder.graph, None)
     scope, unchecked = scope_of(
         folder, own, other, asked.protocol, asked.options.reranks, asked.allowed, watch
     )
@@ -289,7 +289,7 @@ def evaluate(
     if world.main and to is not None:
         report.save(to)
     if world.main and (kept is not None or len(own.entities) == len(folder.graph.entities)):
-        _keep_ranks(folder, opened.folder.made_by, result, kept, asked.ranks_name(other), watch)
+        _keep_ranks(folder, opened.folder.scores_digest, result, kept, asked.ranks_name(other), watch)
     world.wait()  # what is written can be read, whichever process asks
     _tell_caveats(report.values, other is not None or asked.protocol.split != "valid", watch)
     return report
@@ -393,7 +393,7 @@ def _evaluate(
     here = options if workers.here else options.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
         opened = open_scorer(same, run, scope, here, watch, work.batch_size)
-        world.agree(opened.folder.made_by, "weights")
+        world.agree(opened.folder.scores_digest, "weights")
         if workers.here:
             read_vectors(opened.ranker, watch, work.batch_size)
         return opened, evaluate_ranker(
@@ -405,7 +405,7 @@ def _evaluate(
             by_relation=asked.by_relation,
             advance=lambda n, total: watch(f"evaluating {asked.protocol.split}", n, total),
             crew=workers,
-            sent=None if workers.here else lambda ranking: work.of(ranking, opened.folder.made_by),
+            sent=None if workers.here else lambda ranking: work.of(ranking, opened.folder.scores_digest),
             watch=watch,
         )
 
@@ -491,11 +491,11 @@ def ranks_name(
 
 
 def _keep_ranks(
-    run: RunFolder, made_by: str, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher
+    run: RunFolder, scores_digest: str, evaluation: Evaluation, path: Path | None, name: str, watch: Watcher
 ) -> None:
     """Write ranks where they are asked for, or into the run under a name, if it can be written."""
     try:
-        evaluation.write_ranks(path or run.path / "ranks" / name, made_by, follow=path is not None)
+        evaluation.write_ranks(path or run.path / "ranks" / name, scores_digest, follow=path is not None)
     except OSError as error:
         if path is not None or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise

@@ -62,15 +62,17 @@ class Evaluation:
     scores_B: torch.Tensor
     report: Mapping[str, Any]
 
-    def write_ranks(self, path: Path, made_by: str = "", *, follow: bool = False) -> None:
+    def write_ranks(self, path: Path, scores_digest: str = "", *, follow: bool = False) -> None:
         """Per-query ranks as Parquet, keyed by labels, whole or not at all.
 
         Args:
             path: a link is followed, and a pipe or a device written into, if ``follow`` says so.
-            made_by: says of which scores of a run they are.
+            scores_digest: says of which scores of a run they are.
         """
         scores_B = self.scores_B.numpy()
-        write_ranks(path, self.graph, self.triples, self.tail_B, self.ranks, scores_B, made_by, follow=follow)
+        write_ranks(
+            path, self.graph, self.triples, self.tail_B, self.ranks, scores_B, scores_digest, follow=follow
+        )
 
 
 class Found(NamedTuple):

@@ -339,7 +339,7 @@ def _bootstrap(
 
 KEY = ["head", "relation", "tail", "target"]
 COLUMNS = [*KEY, "optimistic", "pessimistic", "candidates"]
-MADE_BY = b"kgmlm.made_by"  # where a file notes which scores of its run it is of
+SCORES_DIGEST = b"kgmlm.made_by"  # where a file notes which scores of its run it is of
 
 
 def write_ranks(
@@ -349,7 +349,7 @@ def write_ranks(
     tail_B: BoolArray,
     ranks: Ranks,
     scores_B: FloatArray,
-    made_by: str = "",
+    scores_digest: str = "",
     *,
     follow: bool = False,
 ) -> None:
@@ -358,7 +358,7 @@ def write_ranks(
     Args:
         triples: (n, 3) ids; row i of the ranks belongs to triple ``i % n``.
         scores_B: the answers' scores.
-        made_by: says of which scores of a run they are.
+        scores_digest: says of which scores of a run they are.
         follow: follow a link, and write into a pipe or a device.
     """
     labels = graph.labels(np.tile(triples, (len(tail_B) // len(triples), 1)))
@@ -372,7 +372,7 @@ def write_ranks(
             "candidates": ranks.candidates_B,
         }
     )
-    files.write_parquet(path, table.replace_schema_metadata({MADE_BY: made_by}), follow=follow)
+    files.write_parquet(path, table.replace_schema_metadata({SCORES_DIGEST: scores_digest}), follow=follow)
 
 
 def find_ranks(path: Path, split: str = "test") -> Path:
@@ -446,7 +446,7 @@ def _fits(column: pd.Series[Any], *, number: bool) -> bool:
     return kind == "integer" and column.dtype != np.uint64 if number else kind == "string"
 
 
-def made_by(path: Path) -> str:
+def scores_digest(path: Path) -> str:
     """Read from a file of ranks which weights of its run they are of; empty where that is not noted.
 
     Raises:
@@ -456,4 +456,4 @@ def made_by(path: Path) -> str:
         metadata = pq.read_schema(path).metadata or {}
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
-    return str(metadata.get(MADE_BY, b""), "utf-8", "replace")
+    return str(metadata.get(SCORES_DIGEST, b""), "utf-8", "replace")

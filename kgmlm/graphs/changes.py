@@ -11,7 +11,7 @@ import numpy as np
 from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.graphs.entities import EntityTable, completed, folded, text_array, tidy
-from kgmlm.graphs.given import Given
+from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, distinct_triples, triple_keys
@@ -63,10 +63,10 @@ class Change:
 
 def changed(
     graph: KnowledgeGraph,
-    triples: Given,
+    triples: GivenTriples,
     entities: EntityTable | None = None,
-    remove: Given | None = None,
-    false: Given | None = None,
+    remove: GivenTriples | None = None,
+    false: GivenTriples | None = None,
 ) -> Change:
     """Add triples and entities to a graph, and remove triples.
 
@@ -85,8 +85,8 @@ def changed(
         QueryError: for a name that several entities have.
     """
     before = len(graph.entities), len(graph.relations)
-    gone, missing = _removed(graph, remove or Given(()))
-    wrong = _known(graph, false or Given(()))
+    gone, missing = _removed(graph, remove or GivenTriples(()))
+    wrong = _known(graph, false or GivenTriples(()))
     gone = distinct_triples(np.concatenate([gone, wrong[_in_training(graph, wrong)]]))
     grown = graph if entities is None else graph.extended(entities)
     grown, given = _resolved(grown, triples)
@@ -118,14 +118,14 @@ def changed(
     return Change(whole, *new, added, gone, int(known_n.sum()), missing, moved, further, sure)
 
 
-def _removed(graph: KnowledgeGraph, remove: Given) -> tuple[IntArray, int]:
+def _removed(graph: KnowledgeGraph, remove: GivenTriples) -> tuple[IntArray, int]:
     """The training triples that are to be removed, and how many training does not have."""
     gone = _known(graph, remove)
     there_n = _in_training(graph, gone)
     return gone[there_n], int((~there_n).sum())
 
 
-def _known(graph: KnowledgeGraph, triples: Given) -> IntArray:
+def _known(graph: KnowledgeGraph, triples: GivenTriples) -> IntArray:
     """The ids of triples of entities and relations that a graph has, each once."""
     resolver, rows = Resolver(graph), []
     for where, (head, relation, tail) in triples.numbered():
@@ -141,7 +141,7 @@ def _in_training(graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
     return FilterIndex(graph.splits["train"], len(graph.entities)).has(triples)
 
 
-def _resolved(graph: KnowledgeGraph, triples: Given) -> tuple[KnowledgeGraph, IntArray]:
+def _resolved(graph: KnowledgeGraph, triples: GivenTriples) -> tuple[KnowledgeGraph, IntArray]:
     """A graph with the entities and relations that triples name, and the ids of the triples."""
     resolver = Resolver(graph)
     entities = _Numbered(resolver.entity_if, len(graph.entities))

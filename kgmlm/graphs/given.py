@@ -44,7 +44,7 @@ def labeled_triples(triples: Triples) -> list[tuple[str, str, str]]:
     return found
 
 
-class Given(NamedTuple):
+class GivenTriples(NamedTuple):
     """Triples as they were given, by labels or names.
 
     Attributes:
@@ -58,7 +58,7 @@ class Given(NamedTuple):
     start: int = 1
 
     @classmethod
-    def of(cls, triples: Triples | str | Path) -> Given:
+    def of(cls, triples: Triples | str | Path) -> GivenTriples:
         """Triples from Python, or of a file with or without a header.
 
         Raises:

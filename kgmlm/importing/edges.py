@@ -25,7 +25,7 @@ from kgmlm.importing.statements import Advance, unpacked
 _BLOCK = 2**24  # bytes that are read at one time
 
 
-class Given(NamedTuple):
+class EdgeFiles(NamedTuple):
     """The files that a reader reads, and how."""
 
     paths: Sequence[Path]
@@ -57,7 +57,9 @@ class Edges(NamedTuple):
             self.triples.append(pa.table(dict(zip(ENDS, columns, strict=True))))
 
 
-def _batches(path: Path, given: Given, columns: Sequence[str] | None, separator: str) -> Iterator[pa.Table]:
+def _batches(
+    path: Path, given: EdgeFiles, columns: Sequence[str] | None, separator: str
+) -> Iterator[pa.Table]:
     """The rows of a file, some at a time; its columns as text.
 
     Args:
@@ -112,7 +114,7 @@ def _blocks(file: IO[bytes], quoted: bool) -> Iterator[bytes]:
         yield left
 
 
-def table(given: Given) -> Edges:
+def table(given: EdgeFiles) -> Edges:
     """Any table: the columns of heads, relations and tails are named; without a header, numbered."""
     found = Edges([], TextColumns(), {})
     for path in given.paths:
@@ -121,7 +123,7 @@ def table(given: Given) -> Edges:
     return found
 
 
-def hetionet(given: Given) -> Edges:
+def hetionet(given: EdgeFiles) -> Edges:
     """Hetionet's: ``nodes.tsv`` (id, name, kind), ``edges.sif.gz`` (source, metaedge, target) and, for the
     names of relations, ``metaedges.tsv`` (metaedge, abbreviation)."""
     found = Edges([], TextColumns(), {})
@@ -146,7 +148,7 @@ def hetionet(given: Given) -> Edges:
     return found
 
 
-def primekg(given: Given) -> Edges:
+def primekg(given: EdgeFiles) -> Edges:
     """PrimeKG's ``kg.csv``. It has each edge in both directions; the one that comes first is kept.
 
     Labels are source and id, such as ``NCBI:9796``. A relation has the name that it is
@@ -185,7 +187,7 @@ def primekg(given: Given) -> Edges:
     return found
 
 
-def conceptnet(given: Given) -> Edges:
+def conceptnet(given: EdgeFiles) -> Edges:
     """ConceptNet's assertions, those between concepts of the wanted languages.
 
     Labels are URIs such as ``/c/en/land_reform``, without part of speech and sense; names are their terms.
@@ -210,7 +212,7 @@ def conceptnet(given: Given) -> Edges:
     return found
 
 
-EDGES: Mapping[str, Callable[[Given], Edges]] = {
+EDGES: Mapping[str, Callable[[EdgeFiles], Edges]] = {
     "table": table,
     "hetionet": hetionet,
     "primekg": primekg,
@@ -236,7 +238,7 @@ def checked_columns(columns: Sequence[str] | None, separator: str | None) -> tup
     return named, tab
 
 
-def read_edges(kind: str, given: Given, name: str) -> tuple[KnowledgeGraph, int, dict[str, int]]:
+def read_edges(kind: str, given: EdgeFiles, name: str) -> tuple[KnowledgeGraph, int, dict[str, int]]:
     """The graph of files of edges, the number of repeated triples, and that of rows left out, by reason.
 
     Args:

@@ -18,7 +18,7 @@ from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card
 from kgmlm.graphs.datasets import read_folder, write_folder, write_splits
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
-from kgmlm.importing.edges import EDGES, Given, checked_columns, read_edges
+from kgmlm.importing.edges import EDGES, EdgeFiles, checked_columns, read_edges
 from kgmlm.importing.endpoints import ALL, endpoint_of, fetch
 from kgmlm.importing.importer import Importer
 from kgmlm.importing.layouts import LAYOUTS, How, layout_of, read_layout
@@ -141,7 +141,7 @@ def import_graph(
     languages = [language] if isinstance(language, str) else list(language)
     if format is not None and format in EDGES:
         with watcher_of(progress) as watch:
-            given = Given(paths, named, separator, languages, partial(_bytes, watch, total))
+            given = EdgeFiles(paths, named, separator, languages, partial(_bytes, watch, total))
             graph, repeated, left_out = read_edges(format, given, target.resolve().name)
             source = f"{', '.join(path.name for path in paths)}, read as {format}"
             return _written(graph, target, source, seed if split else None, watch, repeated, left_out)

@@ -22,7 +22,14 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, triple_keys
 from kgmlm.prediction.merged import Examples, by_others, fit_likely, held_out, share_of
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import ListCalibration, Truth, columns_of, falling, list_features, temperature_of
+from kgmlm.ranking.likely import (
+    ListCalibration,
+    TrueTriples,
+    columns_of,
+    falling,
+    list_features,
+    temperature_of,
+)
 from kgmlm.ranking.ranker import Ranker
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ TOP = 20  # candidates of each query that are fitted to
 QUERIES = 1000  # drawn that validation answers, as many that training answers, half as many others
 STRENGTH = 2.0  # of the regularization: there are fewer candidates than of a completion
 ALIKE = 20  # average candidates that are added to a relation's own, which shrinks its offset
-ASKED = 100_000  # entities, at most, by which the queries that nobody answers are counted
+MOST_ENTITIES = 100_000  # entities, at most, by which the queries that nobody answers are counted
 Askable = Callable[[int, bool], BoolArray]  # of a relation, which entities can be asked for tails (or heads)
 
 
@@ -79,7 +86,7 @@ def drawn(graph: KnowledgeGraph, askable: Askable, most: int = QUERIES, seed: in
         order = np.argsort(side, kind="stable")
         return np.split(keys[order], np.searchsorted(side[order], sides[1:]))
 
-    entities = some_of(np.arange(count), ASKED, rng)
+    entities = some_of(np.arange(count), MOST_ENTITIES, rng)
     asked_S = [index.queries(keys).entity_B for keys in by_side(np.union1d(seen, answered))]
 
     def fitting(side: int) -> IntArray:
@@ -135,7 +142,7 @@ def fit_lists(
     from kgmlm.ranking.retrieval import lists_of
 
     hidden = hidden_keys(graph)
-    truth = Truth.hidden(len(hidden), lacking)
+    truth = TrueTriples.hidden(len(hidden), lacking)
     count = len(asked.queries)
     lists = lists_of(ranker, asked.queries, retrieval, batch_size, lambda n: advance(n, count))
     examples, query_n = _examples(lists, graph, asked, hidden, seed, temperature_of(ranker))

@@ -35,7 +35,7 @@ from kgmlm.prediction.merged import (
     merged,
     share_of,
 )
-from kgmlm.ranking.likely import FEATURES, SIDES, Likely, Truth
+from kgmlm.ranking.likely import FEATURES, SIDES, Likely, TrueTriples
 
 _KEY = b"kgmlm"  # of the metadata of a list
 _ROWS = 1 << 16  # rows that are strings at one time
@@ -89,7 +89,7 @@ def estimate(
     relations: IntArray,
     known: Sequence[str],
     lacking: float,
-) -> tuple[Likely, Truth, dict[str, Any]]:
+) -> tuple[Likely, TrueTriples, dict[str, Any]]:
     """Estimate how probable candidates are, by those that validation has; and the figures behind it.
 
     Of splits but training and validation only their sizes have a say.
@@ -102,7 +102,9 @@ def estimate(
     n, r = len(graph.entities), len(graph.relations)
     hidden = new_keys(graph, relations, "valid")
     either = new_keys(graph, relations, "valid", *known)
-    truth = Truth(len(hidden), len(new_keys(graph, relations, *known)), len(either) + lacking * len(hidden))
+    truth = TrueTriples(
+        len(hidden), len(new_keys(graph, relations, *known)), len(either) + lacking * len(hidden)
+    )
     share = min(1.0, MOST / max(1, parts.rows()))
     several = []
     for rows in by_relation(parts.read()):
@@ -129,7 +131,7 @@ def estimate(
     return likely, truth, figures
 
 
-def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: Truth, least: float) -> Listed:
+def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: TrueTriples, least: float) -> Listed:
     """The open triples of all parts with at least a probability; equal ones by relation, head and tail."""
     highest, found = (
         0.0,

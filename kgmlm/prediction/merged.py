@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
-from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, Scale, Truth, expit
+from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, Scale, TrueTriples, expit
 
 EVIDENCE = ("both", "tail", "head")  # on which sides a triple is among the best
 LEAST = 20  # true triples that a fit needs; with fewer probabilities go by the softmax alone
@@ -296,7 +296,7 @@ def _by_softmax(better: FloatArray, examples: Examples, relations: int, labeled:
     )
 
 
-def by_others(examples: Examples, relations: int, truth: Truth, strength: float = 1.0) -> FloatArray:
+def by_others(examples: Examples, relations: int, truth: TrueTriples, strength: float = 1.0) -> FloatArray:
     """The probability of each example ``(n,)`` by what was fitted to the three other quarters."""
     found = np.empty(len(examples.labels))
     for quarter in range(4):
@@ -306,7 +306,7 @@ def by_others(examples: Examples, relations: int, truth: Truth, strength: float 
     return found
 
 
-def held_out(examples: Examples, found: FloatArray, truth: Truth) -> list[dict[str, float]]:
+def held_out(examples: Examples, found: FloatArray, truth: TrueTriples) -> list[dict[str, float]]:
     """For each probability, how many candidates have it or more, how many of them validation should have, and
     how many it has.
 

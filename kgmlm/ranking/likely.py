@@ -86,7 +86,7 @@ def expit(odds: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Truth:
+class TrueTriples:
     """The true triples beyond those of training, in numbers.
 
     Attributes:
@@ -101,7 +101,7 @@ class Truth:
     all: float
 
     @classmethod
-    def hidden(cls, validation: int, lacking: float) -> Truth:
+    def hidden(cls, validation: int, lacking: float) -> TrueTriples:
         """Validation, which is known, and a hidden set ``lacking`` times as large."""
         return cls(validation, validation, (1 + lacking) * validation)
 
@@ -266,9 +266,9 @@ class ListCalibration(StrictModel):
         )  # fmt: skip
 
     @cached_property
-    def truth(self) -> Truth:
+    def truth(self) -> TrueTriples:
         """The true triples beyond those of training."""
-        return Truth.hidden(self.validation, self.lacking)
+        return TrueTriples.hidden(self.validation, self.lacking)
 
     @cached_property
     def likely(self) -> Likely:

@@ -256,7 +256,7 @@ class Ranker:
             return np.zeros(len(self.context.entities), np.bool_)
         return self.reader.names.truncated_N
 
-    def but(self, **parts: Any) -> Self:
+    def replace(self, **parts: Any) -> Self:
         """A copy with other parts, such as ``mixture``."""
         twin = copy.copy(self)
         vars(twin).update(parts)
@@ -264,7 +264,7 @@ class Ranker:
 
     def with_signal(self, signal: Signal) -> Self:
         """A copy with one signal more, or another one of its name; the mixture says how much it counts."""
-        return self.but(signals={**self.signals, signal.name: signal})._aided()
+        return self.replace(signals={**self.signals, signal.name: signal})._aided()
 
     def _aided(self) -> Self:
         """A copy whose signals and constraints know the entity vectors, where they can use them."""
@@ -272,13 +272,13 @@ class Ranker:
         if vectors is None:
             return self
         signals = {n: s.aided(vectors) if isinstance(s, Aided) else s for n, s in self.signals.items()}
-        return self.but(signals=signals, possible=self.possible.aided(vectors.array))
+        return self.replace(signals=signals, possible=self.possible.aided(vectors.array))
 
     def over(self, context: ContextGraph) -> Self:
         """A copy for another graph."""
         entity_rows, relation_rows = rows_of(context, self.context)
         reader = self.reader.over(context)
-        return self.but(
+        return self.replace(
             reader=reader,
             signals={
                 n: signal.over(reader, entity_rows, relation_rows) for n, signal in self.signals.items()
@@ -290,15 +290,15 @@ class Ranker:
 
     def unconstrained(self) -> Self:
         """A copy without constraints on what can answer."""
-        return self.but(possible=Possible.anything(len(self.context.relations)))
+        return self.replace(possible=Possible.anything(len(self.context.relations)))
 
     def allowing_self(self) -> Self:
         """A copy in which a query's own entity may answer."""
-        return self.but(possible=self.possible.allowing_self())
+        return self.replace(possible=self.possible.allowing_self())
 
     def constrained(self, *further: Constraint) -> Self:
         """A copy with further constraints on what can answer, of the ranker's graph."""
-        return self.but(possible=self.possible.met(*further))._aided()
+        return self.replace(possible=self.possible.met(*further))._aided()
 
     @property
     def counted_vectors(self) -> list[EntityVectors]:
@@ -365,15 +365,15 @@ class Ranker:
 
     def with_stage(self, stage: SecondStage) -> Self:
         """A copy with one second stage more, the last, or another one of its name."""
-        return self.but(stages={**self.stages, stage.name: stage})
+        return self.replace(stages={**self.stages, stage.name: stage})
 
     def without_stage(self, name: str) -> Self:
         """A copy without a second stage."""
-        return self.but(stages={other: stage for other, stage in self.stages.items() if other != name})
+        return self.replace(stages={other: stage for other, stage in self.stages.items() if other != name})
 
     def unreranked(self) -> Self:
         """The first stage alone."""
-        return self.but(stages={})
+        return self.replace(stages={})
 
     def by(self, scores: str) -> Self:
         """One that ranks by "all" that there is, by the "text" (without what is trained beside it), or by one
@@ -396,11 +396,11 @@ class Ranker:
             )
             raise ConfigError(f"the run has no {kind.title}; {makes}")
         if kind is not None:
-            return self.but(mixture=self.mixture.only(scores), stages={})
+            return self.replace(mixture=self.mixture.only(scores), stages={})
         if scores == "all":
             return self
         others = [name for name in self.mixture.tables if is_beside(name)]
-        return self.but(mixture=self.mixture.without(*others)).without_stage("trees")  # fitted to all
+        return self.replace(mixture=self.mixture.without(*others)).without_stage("trees")  # fitted to all
 
     def reduce(self, enabled: bool = True) -> None:
         """Encode in bf16, second stages too, or in float32 again."""

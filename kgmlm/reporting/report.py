@@ -25,7 +25,7 @@ from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.evaluation.compare import compare_ranks
 from kgmlm.evaluation.evaluate import evaluate, ranks_name
-from kgmlm.evaluation.metrics import find_ranks, made_by, read_ranks
+from kgmlm.evaluation.metrics import find_ranks, read_ranks, scores_digest
 from kgmlm.graphs.checks import check_graph, lines_of
 from kgmlm.prediction.new_facts import FILE, NewFacts
 from kgmlm.reporting.charts import Cell, Chart, Table
@@ -282,18 +282,18 @@ class _Work:
         Raises:
             RunError: when a given file is of other weights than the run has.
         """
-        now = run.folder.now().made_by
+        now = run.folder.now().scores_digest
         if given is not None:
             found = find_ranks(given)
             read_ranks(found)  # says what is wrong with it, first
-            if (weights := made_by(found)) and weights != now:
+            if (weights := scores_digest(found)) and weights != now:
                 raise RunError(
                     f"{found} has ranks of other weights than {run.path} has now; "
                     f"`kgmlm evaluate {run.path}` makes them again"
                 )
             return found
         kept = run.path / "ranks" / ranks_name(run.options, split, max_triples=self.max_triples)
-        own = run.further is None
+        own = run.extended_graph is None
         if own and now and kept.is_file() and self._is_of(kept, now):
             self.watch.tell(f"ranks: {kept}, which `kgmlm evaluate` has kept")
             return kept
@@ -311,7 +311,7 @@ class _Work:
     def _is_of(self, kept: Path, weights: str) -> bool:
         """Return whether kept ranks are of these weights; damaged ones are of none, which is told."""
         try:
-            return made_by(kept) == weights
+            return scores_digest(kept) == weights
         except DataError as error:
             self.watch.tell(f"{error}; they are made again")
             return False
@@ -381,7 +381,7 @@ class _Work:
 
         run, folder = self.run, self.run.folder
         keep = not is_unpacked(folder.path) and os.access(folder.path, os.W_OK)
-        if run.further is not None or not folder.graph.has("valid"):
+        if run.extended_graph is not None or not folder.graph.has("valid"):
             return {}
         with TemporaryDirectory() as spare:
             try:
@@ -427,7 +427,9 @@ class _Work:
         if found is None:
             return _how_to_calibrate(folder)
         scorer = ranker.unreranked()
-        if not (self.run.options.is_plain and self.run.further is None):  # else by what they were fitted to
+        if not (
+            self.run.options.is_plain and self.run.extended_graph is None
+        ):  # else by what they were fitted to
             scorer = open_ranker(folder, self.run.options.plain(), folder.graph)
             read_vectors(scorer, self.watch, self.batch_size)
         most = min(self.max_triples or MEASURED, MEASURED)

@@ -34,7 +34,7 @@ class Judgment(BaseModel):
     Attributes:
         label: 1 when it is true, 0 when it is false, None to take back what was said before.
         time: when, in UTC.
-        fingerprint: the digest of the weights of the run that was judged (``RunFolder.made_by``).
+        fingerprint: the digest of the weights of the run that was judged (``RunFolder.scores_digest``).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)

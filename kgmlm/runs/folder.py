@@ -109,7 +109,7 @@ class RunFolder:
 
     def _changed(self) -> None:
         """Forget the parts that this process has just written."""
-        for name in ("tuned", "reranker", "fingerprints", "made_by", "lists"):
+        for name in ("tuned", "reranker", "fingerprints", "scores_digest", "lists"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -142,7 +142,7 @@ class RunFolder:
         return self.fingerprints.get("vector") or self.fingerprints.get("likelihood", "")
 
     @cached_property
-    def made_by(self) -> str:
+    def scores_digest(self) -> str:
         """A digest of the weights and, through them, of all that the run's scores go by."""
         path = self.path / MIXTURE
         if not path.is_file():
@@ -397,7 +397,7 @@ class RunFolder:
         known = (*beside(), *names_in(self.path))
         others = tuple(name for name in known if scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
-        ranker = ranker.but(mixture=tuned.mixture)
+        ranker = ranker.replace(mixture=tuned.mixture)
         ranker = ranker.by(scores)
         if scores in ("all", "text"):
             but = others if rerank else (*others, RERANKER, TREES)

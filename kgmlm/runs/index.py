@@ -229,7 +229,7 @@ def index(
     quiet_transformers()
     ranker = folder.ranker(device, rerank=False)
     with watcher_of(progress) as watch, shared_by(world):
-        world.agree(folder.made_by, "weights")
+        world.agree(folder.scores_digest, "weights")
         made = build_index(
             ranker,
             folder.graph,

@@ -353,12 +353,12 @@ def _compare(run: RunFolder, file: Path) -> None:
     some = asked[np.linspace(0, len(asked) - 1, min(CHECKED, len(asked)), dtype=np.int64)]
     one = run.text_ranker("cpu")
     alone = one.mixture.only("likelihood")
-    one, reader = one.but(mixture=alone), one.reader
+    one, reader = one.replace(mixture=alone), one.reader
     model = OnnxModel.open(run.model_folder, file)
     other = Ranker.fresh(reader.context, reader.tokenizer, model, reader.settings, reader.vocabulary)
     other.reader.adopt_names(reader.names)
     for (_, first_bN), (_, second_bN) in zip(
-        one.rank(some), other.but(mixture=alone).rank(some), strict=True
+        one.rank(some), other.replace(mixture=alone).rank(some), strict=True
     ):
         difference = float(np.abs(numpy(first_bN) - second_bN).max())
         if not difference <= TOLERANCE:

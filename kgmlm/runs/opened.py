@@ -281,7 +281,7 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
         name: stage if name == TREES else stage.used(replace(stage.use, k=k))  # trees were fitted to so many
         for name, stage in ranker.stages.items()
     }
-    return ranker.but(stages=stages)
+    return ranker.replace(stages=stages)
 
 
 def _opened(

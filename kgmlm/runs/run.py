@@ -29,7 +29,7 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Engine, Make, Tick, Workers, piece_size
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.graphs.given import Given, labeled_entities, labeled_queries, labeled_triples
+from kgmlm.graphs.given import GivenTriples, labeled_entities, labeled_queries, labeled_triples
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
 from kgmlm.runs.opened import open_run_model, read_vectors
@@ -62,7 +62,7 @@ def open_predictor(
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
     lists = _lists(opened.folder, ranker, opened.retrieval, options, watch)
-    return opened.folder.made_by, Predictor(graph, ranker, opened.retrieval, lists, folder.graph.seen_N)
+    return opened.folder.scores_digest, Predictor(graph, ranker, opened.retrieval, lists, folder.graph.seen_N)
 
 
 def _lists(
@@ -106,7 +106,7 @@ class Predicting:
 
     Attributes:
         graph: the run's graph with added entities; None if there are none.
-        made_by: the digest of the weights that all workers must have.
+        scores_digest: the digest of the weights that all workers must have.
         piece: queries per piece.
         keywords: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
         opened: the loaded model, where this process has it already.
@@ -115,7 +115,7 @@ class Predicting:
     path: Path
     options: RankingOptions
     graph: KnowledgeGraph | None
-    made_by: str
+    scores_digest: str
     asked: Sequence[Query]
     piece: int
     batch_size: int
@@ -142,13 +142,13 @@ class Predicting:
             RunError: when this worker sees other weights than who asks it.
         """
         if self.opened is not None:
-            made_by, predictor = self.made_by, self.opened
+            scores_digest, predictor = self.scores_digest, self.opened
         else:
             folder = open_folder(self.path)
-            made_by, predictor = open_predictor(
+            scores_digest, predictor = open_predictor(
                 self.options, folder, self.graph or folder.graph, watch, self.batch_size
             )
-        if made_by != self.made_by:
+        if scores_digest != self.scores_digest:
             raise RunError(
                 f"{self.path} has other weights on {platform.node()}; workers need the run at the same path, "
                 "and nobody may change it meanwhile"
@@ -192,12 +192,20 @@ def predicted(
     workers = workers or Workers()
     with shared_by(join(run.options.device)) as world:
         opened = run.open(watch, batch_size) if workers.here else None
-        made_by = run.opened or run.folder.now().made_by
+        scores_digest = run.loaded_digest or run.folder.now().scores_digest
         digest = sha256(repr(list(asked)).encode()).hexdigest()
-        world.agree((made_by, len(run.graph.entities), digest), "weights, entities or queries")
+        world.agree((scores_digest, len(run.graph.entities), digest), "weights, entities or queries")
         piece = piece_size(len(asked), batch_size)
         work = Predicting(
-            run.path, run.options, run.further, made_by, asked, piece, batch_size, keywords, opened
+            run.path,
+            run.options,
+            run.extended_graph,
+            scores_digest,
+            asked,
+            piece,
+            batch_size,
+            keywords,
+            opened,
         )
         sizes = np.array([work.size(n) for n in range(-(-len(asked) // piece))], np.int64)
         mine = world.share(sizes)
@@ -230,7 +238,7 @@ class Run:
         self.folder = folder
         self.options = options or RankingOptions()
         self.graph = graph or folder.graph
-        self.opened = ""  # ``RunFolder.made_by`` of the loaded model; empty while none is loaded
+        self.loaded_digest = ""  # ``RunFolder.scores_digest`` of the loaded model; empty while none is loaded
 
     @property
     def path(self) -> Path:
@@ -238,7 +246,7 @@ class Run:
         return self.folder.path
 
     @property
-    def further(self) -> KnowledgeGraph | None:
+    def extended_graph(self) -> KnowledgeGraph | None:
         """The graph, where it has further entities; else None."""
         return None if self.graph is self.folder.graph else self.graph
 
@@ -268,20 +276,22 @@ class Run:
         """
         with _OPENING:
             if "predictor" not in vars(self):
-                if self.further is None and self.folder.now().graph is not self.folder.graph:
+                if self.extended_graph is None and self.folder.now().graph is not self.folder.graph:
                     self.reopen()  # it was updated since
-                self.opened, made = open_predictor(self.options, self.folder, self.graph, watch, batch_size)
+                self.loaded_digest, made = open_predictor(
+                    self.options, self.folder, self.graph, watch, batch_size
+                )
                 vars(self)["predictor"] = made
             return self.predictor
 
     def reopen(self) -> None:
         """Reread the folder after it has changed; the model loads again on the next use."""
-        own = self.further is None
+        own = self.extended_graph is None
         self.folder = open_folder(self.path)
         self.graph = self.folder.graph if own else self.graph
         for part in ("predictor", "resolver"):
             vars(self).pop(part, None)
-        self.opened = ""
+        self.loaded_digest = ""
 
     def with_entities(
         self, more: EntityTable | pd.DataFrame | str | Path, triples: Triples | str | Path = ()
@@ -504,7 +514,7 @@ class Run:
         return [*SHOWN]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.further is not None:
+        if self.extended_graph is not None:
             raise TypeError("a run with further entities is not pickled; open it and add them there")
         return open_run, (str(self.path.absolute()), self.options)
 
@@ -569,7 +579,7 @@ def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> 
     from kgmlm.graphs.names import Resolver
 
     find, found = Resolver(graph), []
-    for where, row in Given.of(triples).numbered():
+    for where, row in GivenTriples.of(triples).numbered():
         try:
             head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
             if max(head, tail) < first:

@@ -52,7 +52,7 @@ class Asked(OneSide):
     """One query: a relation, and a head (to rank tails) or a tail (to rank heads), as labels or names."""
 
 
-class Given(OneSide):
+class NewTriple(OneSide):
     """A triple of a new entity: its relation, and the other entity as its head or as its tail."""
 
     def _one(self) -> str:
@@ -84,7 +84,7 @@ class NewEntity(Body):
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
     types: list[NewType] = Field([], max_length=MOST_TYPES, description="What it is, as other entities are.")
     label: NewName | None = Field(None, description="Its identifier; by default its name.")
-    triples: list[Given] = Field(
+    triples: list[NewTriple] = Field(
         [],
         max_length=MOST_GIVEN,
         description="What is known of it, as training triples are of others: neighbors in the text, what "

@@ -353,7 +353,7 @@ def service(
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError("a token is of printable ASCII characters without blanks")
     opened = run if isinstance(run, Run) else open_run(run)
-    if opened.opened not in ("", opened.folder.now().made_by):  # it was trained further since
+    if opened.loaded_digest not in ("", opened.folder.now().scores_digest):  # it was trained further since
         opened.reopen()
     with watcher_of(progress) as watch:
         opened.open(watch)

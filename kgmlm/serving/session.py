@@ -65,7 +65,7 @@ class Origin:
     """
 
     def __init__(self, run: Run) -> None:
-        self.folder, self.made_by = run.folder, run.opened
+        self.folder, self.scores_digest = run.folder, run.loaded_digest
         self._probable = _sha(run.folder.path / PROBABILITIES)
         self._laid = _laid(run.folder.record)
 
@@ -91,7 +91,7 @@ class Origin:
         try:
             if not (self.folder.path / "run.json").is_file():
                 return "gone"
-            same = self.folder.now().made_by == self.made_by and self.is_the_run
+            same = self.folder.now().scores_digest == self.scores_digest and self.is_the_run
         except (OSError, RunError):
             return "gone"
         return "as opened" if same else "changed"

@@ -95,7 +95,7 @@ class Plan:
         return (step + self.ahead) % self.every == 0
 
 
-class Share(NamedTuple):
+class TimeLimit(NamedTuple):
     """The time that a training is to take.
 
     Attributes:
@@ -114,14 +114,14 @@ class Timed:
     What a validation takes is measured, and until then told by the time of a step.
 
     Args:
-        share: the time for everything, the validation at the end included.
+        limit: the time for everything, the validation at the end included.
         began: when the training would have begun in one go, by the monotonic clock.
         validation: the estimated time of a validation, in steps.
         after: the estimated time of the work after the last validation, in steps.
     """
 
-    def __init__(self, share: Share, began: float, validation: float = 0.0, after: float = 0.0) -> None:
-        self.share, self.seconds, self.began = share, share.seconds, began
+    def __init__(self, limit: TimeLimit, began: float, validation: float = 0.0, after: float = 0.0) -> None:
+        self.limit, self.seconds, self.began = limit, limit.seconds, began
         self.steps: deque[float] = deque(maxlen=LATEST)  # seconds of the latest ones
         self.validation: float | None = None  # seconds of the latest one
         self._validation, self._after = validation, after
@@ -156,14 +156,14 @@ class Timed:
         Args:
             step: the number of steps that are done.
         """
-        fit, least = step + self.steps_left, self.share.least
-        if fit >= least or self.seconds >= self.share.longest:
+        fit, least = step + self.steps_left, self.limit.least
+        if fit >= least or self.seconds >= self.limit.longest:
             return ""
         more = (least - fit) * self._per_step
-        self.seconds = min(self.share.longest, self.seconds + more)
+        self.seconds = min(self.limit.longest, self.seconds + more)
         return (
             f"steps take {self._per_step:.1f} s, longer than planned: the masked LM has "
-            f"{self.seconds / 60:.1f} minutes instead of {self.share.seconds / 60:.1f}"
+            f"{self.seconds / 60:.1f} minutes instead of {self.limit.seconds / 60:.1f}"
         )
 
     def validates(self) -> bool:
@@ -256,9 +256,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 def train_watched(
-    run: RunFolder, ranker: Ranker, validation: Any, further: str, watch: Watcher, **options: Any
+    run: RunFolder, ranker: Ranker, validation: Any, resume_command: str, watch: Watcher, **options: Any
 ) -> Outcome:
-    """Train while somebody watches, and say how it ended; ``further`` is the command that continues.
+    """Train while somebody watches, and say how it ended; ``resume_command`` is the command that continues.
 
     Raises:
         Interrupted: when a signal stopped it.
@@ -278,9 +278,9 @@ def train_watched(
         f"the run is in {run.path}"
     )
     if outcome.status == "max steps":
-        watch.tell(f"train further with: {further} --max-steps N")
+        watch.tell(f"train further with: {resume_command} --max-steps N")
     if outcome.signal is not None:
-        watch.tell(f"continue with: {further}")
+        watch.tell(f"continue with: {resume_command}")
         raise Interrupted(outcome.signal)
     return outcome
 
@@ -314,7 +314,7 @@ def train(
     reporter: Watcher | None = None,
     first: Ranker | None = None,
     device: str | None = None,
-    share: Share | None = None,
+    limit: TimeLimit | None = None,
 ) -> Outcome:
     """Train a run's model.
 
@@ -334,7 +334,7 @@ def train(
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
         first: what the objective "rerank" reranks.
         device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
-        share: end the run after this time, that of validations and of earlier processes included. The
+        limit: end the run after this time, that of validations and of earlier processes included. The
             learning rate follows the time, and validations come after each third of it, or at the end alone
             where they take long. The epochs of the settings bound it, too.
 
@@ -354,7 +354,7 @@ def train(
         first=first,
         max_steps=max_steps,
         decay=decay,
-        share=share,
+        limit=limit,
     )
     if accelerator.is_main_process:
         run.update(status="started")
@@ -393,7 +393,7 @@ class _Training:
         first: Ranker | None,
         max_steps: int | None,
         decay: float | None,
-        share: Share | None,
+        limit: TimeLimit | None,
     ) -> None:
         self.run, self.ranker, self.settings = run, ranker, run.settings.training
         self.accelerator, self.validate, self.reporter = accelerator, validate, reporter
@@ -414,9 +414,9 @@ class _Training:
         factor = rate_factor(self.settings, self.plan.laid, self.state, ahead)
         self.started = time.monotonic() - 60 * self.state.minutes
         self.timed: Timed | None = None
-        if share is not None:
+        if limit is not None:
             validation = (0.0, 0.0) if validate is None else validation_steps(run)
-            self.timed = Timed(share, self.started, *validation)
+            self.timed = Timed(limit, self.started, *validation)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]  # what a schedule that starts midway asks for
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -584,7 +584,7 @@ class _Training:
         better = state.best_mrr is None or mrr > state.best_mrr
         keep = better if chooses else state.best_mrr is None
         if keep and self.accelerator.is_main_process:
-            self.run.save_model(self.ranker.but(mixture=mixture), self.reads_all)
+            self.run.save_model(self.ranker.replace(mixture=mixture), self.reads_all)
         if chooses:
             state.bad_validations = 0 if better else state.bad_validations + 1
             state.best_mrr = mrr if better else state.best_mrr

@@ -30,7 +30,7 @@ from kgmlm.signals.biencoder_training import Training
 from kgmlm.signals.kge_training import train_complex
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
-from kgmlm.training.recipes import STEPS, Given, Recipe, Shape, head_steps
+from kgmlm.training.recipes import STEPS, GivenSettings, Recipe, Shape, head_steps, steps_per_epoch
 
 # Each stage's share of the time left, relative to the shares of the other stages left.
 SHARES: dict[str, float] = {
@@ -47,6 +47,7 @@ SHARES: dict[str, float] = {
 CHOICES = ("weights", "reverse", "trees", "calibration")  # use as many validation triples as time allows
 READING = 0.5  # of the whole time at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
+PART = 0.25  # of an epoch of the masked LM at least; with less, a large graph gains more by other stages
 LONGEST = 0.85  # of the time that is left, for a masked LM that gets to fewer steps than planned
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
@@ -132,7 +133,7 @@ def check_minutes(minutes: float | None) -> None:
 
 
 def fitted(
-    recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: Given, watch: Watcher
+    recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: GivenSettings, watch: Watcher
 ) -> Recipe:
     """The recipe of a time: its stages are those that fit, and end by the clock."""
     recipe, own = replace(recipe, seconds=seconds), recipe.settings.biencoder
@@ -192,7 +193,9 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph, most: int = SAMPLED_TEXTS
 def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
     """The recipe without its masked LM, reranker and index, where too few of its steps would fit."""
     settings = recipe.settings
-    per_step, whole = _least_text(settings, graph, found)
+    training, shape = settings.training, Shape.of(graph)
+    epoch = steps_per_epoch(shape, training.samples, training.batch_size)
+    per_step, whole = _least_text(settings, graph, found, max(FLOOR, PART * epoch))
     if _for_text(seconds - recipe.reading, recipe.stages, {}) >= whole:
         return recipe
     useful, minutes = _useful(recipe, graph, found.width), max(1, round(seconds / 60))
@@ -201,7 +204,7 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
     while _for_text(60 * minutes - recipe.reading, recipe.stages, useful) < whole:
         minutes += 1
     stages = tuple(x for x in recipe.stages if x not in ("text", "reranker", "index"))
-    training = settings.training.model_copy(update={"epochs": 0.0})
+    training = training.model_copy(update={"epochs": 0.0})
     vectors = settings.vector.model_copy(update={"enabled": False})
     why = f"about {per_step:.1f} s per step: the masked LM is trained from {minutes:,} minutes on"
     kept = ("kge.", "biencoder.", "rules.", "types.")
@@ -215,13 +218,15 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
     )
 
 
-def _least_text(settings: Settings, graph: KnowledgeGraph, found: Speed) -> tuple[float, float]:
-    """Seconds of a step of the masked LM, and of its floor of steps."""
+def _least_text(
+    settings: Settings, graph: KnowledgeGraph, found: Speed, steps: float = FLOOR
+) -> tuple[float, float]:
+    """Seconds of a step of the masked LM, and of so many steps with the entity vectors at their end."""
     asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * found.tokens)
     entity = min(settings.vector.max_length, found.tokens) if settings.vector.enabled else 0
     # Forward, and backward twice as long.
     per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
-    return per_step, FLOOR * per_step + len(graph.entities) * entity * found.per_token
+    return per_step, steps * per_step + len(graph.entities) * entity * found.per_token
 
 
 def text_fits(run: RunFolder, seconds: float, stages: Sequence[str]) -> bool:
@@ -292,7 +297,7 @@ def _with_reading(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_tex
     return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why})
 
 
-def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: Given) -> Recipe:
+def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -> Recipe:
     """The recipe whose stages end by the clock, but for those of which it was given how long they take."""
     settings, reasons, usual = recipe.settings, dict(recipe.reasons), dict[str, float]()
     most: dict[Stage, tuple[str, str, float]] = {
@@ -333,7 +338,7 @@ def _most_steps(recipe: Recipe, graph: KnowledgeGraph) -> int:
     return max(head_steps(Shape.of(graph))[0], recipe.settings.biencoder.steps)
 
 
-def accounts(run: RunFolder) -> list[str]:
+def time_report(run: RunFolder) -> list[str]:
     """Say in two lines what a time was spent on, and what more of it would buy."""
     recipe, spent = run.record["recipe"], run.record.get("spent", {})
     of = ", ".join(f"{stage} {seconds / 60:.1f}" for stage, seconds in spent.items())

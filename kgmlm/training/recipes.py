@@ -17,7 +17,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from kgmlm.core.config import ALL, ASKED, MOST, SAMPLED, Settings, Stage, as_settings, load_settings, override
+from kgmlm.core.config import (
+    ALL,
+    MOST,
+    SAMPLED,
+    VALIDATED,
+    Settings,
+    Stage,
+    as_settings,
+    load_settings,
+    override,
+)
 from kgmlm.core.errors import ConfigError, RunError, counted
 from kgmlm.graphs.graph import KnowledgeGraph
 
@@ -242,7 +252,7 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
     batch = because(
         "training.batch_size", 64 if shape.triples > 2000 else 16, f"{shape.triples:,} training triples"
     )
-    per_epoch = max(1, math.ceil((2 * shape.triples if hubs else shape.queries) / batch))
+    per_epoch = steps_per_epoch(shape, samples, batch)
     least = STEPS[preset] * (SCRATCH if scratch else 1) if preset in STEPS else 0
     whole = {"quick": 1.0, "balanced": 3.0, "best": 6.0, "zero-shot": 3.0}.get(preset, 10.0)
     whole = whole if shape.triples < SMALL else whole / 3
@@ -264,7 +274,7 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
         )
         many["eval_candidates"] = because(
             "training.eval_candidates",
-            ASKED,
+            VALIDATED,
             f"{count}: validation in training ranks among a sample, and all are read once at the end",
         )
     return {
@@ -285,6 +295,11 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             **({} if scratch else {"dropout": 0.0}),
         },
     }, reasons
+
+
+def steps_per_epoch(shape: Shape, samples: str, batch: int) -> int:
+    """Steps of the masked LM in which each query of a graph, or each triple, asks once."""
+    return max(1, math.ceil((2 * shape.triples if samples == "triples" else shape.queries) / batch))
 
 
 def head_steps(shape: Shape) -> tuple[int, int]:
@@ -325,7 +340,7 @@ def given_settings(path: Path | None, assignments: Sequence[str]) -> dict[str, A
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenSettings:
     """Settings that were given, in a file or one by one.
 
     Attributes:
@@ -340,7 +355,7 @@ class Given:
     file: Path | None
 
     @classmethod
-    def of(cls, file: Path | None, assignments: Sequence[str]) -> Given:
+    def of(cls, file: Path | None, assignments: Sequence[str]) -> GivenSettings:
         """Read them.
 
         Raises:

@@ -238,7 +238,7 @@ def tune(
     mixture, figures = ranker.mixture, dict[str, dict[str, float]]()
     if not begin:
         mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
-    first, few = ranker.but(mixture=mixture, stages={}), reranking or protocol
+    first, few = ranker.replace(mixture=mixture, stages={}), reranking or protocol
     choices = {REVERSE: choose_reverse, CONDITIONAL: choose_conditional, RERANKING: choose_reranking}
     uses: dict[str, Use] = {}
     for name in [name for name in SECOND if name in ranker.stages]:

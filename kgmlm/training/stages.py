@@ -28,9 +28,17 @@ from kgmlm.runs.record import CONDITIONAL, ENDED, RERANKER, RERANKING, REVERSE, 
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
-from kgmlm.training.loop import Share
-from kgmlm.training.planner import FLOOR, LONGEST, Clock, accounts, fitted
-from kgmlm.training.recipes import LEAST, PLAIN, REVERSE_TRIPLES, TEXTLESS_TRIPLES, Given, Recipe, recipe_of
+from kgmlm.training.loop import TimeLimit
+from kgmlm.training.planner import FLOOR, LONGEST, Clock, fitted, time_report
+from kgmlm.training.recipes import (
+    LEAST,
+    PLAIN,
+    REVERSE_TRIPLES,
+    TEXTLESS_TRIPLES,
+    GivenSettings,
+    Recipe,
+    recipe_of,
+)
 from kgmlm.training.summary import counted, following, summary
 from kgmlm.training.trees import may_fit
 from kgmlm.training.tune import (
@@ -43,7 +51,7 @@ from kgmlm.training.tune import (
 )
 
 WEIGHED = 300  # validation triples of a first choice of weights, which times a larger one
-ASKED = 20  # validation triples of a first choice of reverse scoring, which times a larger one
+REVERSED = 20  # validation triples of a first choice of reverse scoring, which times a larger one
 CALIBRATED = 100  # validation triples of a first fit of probabilities, which times a larger one
 FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
 
@@ -52,7 +60,7 @@ def choose_recipe(
     preset: str,
     graph: KnowledgeGraph,
     model: str,
-    given: Given,
+    given: GivenSettings,
     minutes: float | None,
     watch: Watcher,
     calibrated: bool = False,
@@ -161,7 +169,7 @@ def signal_stages(path: Path, max_steps: int | None, clock: Clock, watch: Watche
             _add_stage(open_folder(path), name, max_steps, seconds, watch)
 
 
-def text_share(path: Path, clock: Clock) -> Share | None:
+def text_limit(path: Path, clock: Clock) -> TimeLimit | None:
     """The time of the masked LM of a run; None where it does not end by the clock.
 
     Where steps take longer than planned, it has time of later stages, so that they are not too few.
@@ -170,7 +178,7 @@ def text_share(path: Path, clock: Clock) -> Share | None:
     seconds = clock.share("text", _after(recipe["stages"])) if "text" in recipe["stages"] else None
     if seconds is None:
         return None
-    return Share(seconds, LONGEST * (clock.left + clock.spent.get("text", 0.0)), FLOOR)
+    return TimeLimit(seconds, LONGEST * (clock.left + clock.spent.get("text", 0.0)), FLOOR)
 
 
 def _after(stages: Sequence[str]) -> list[str]:
@@ -181,7 +189,7 @@ def _after(stages: Sequence[str]) -> list[str]:
 def last_stages(
     path: Path,
     max_steps: int | None,
-    further: str,
+    resume_command: str,
     clock: Clock,
     watch: Watcher,
     used: Collection[str] | None = None,
@@ -189,7 +197,7 @@ def last_stages(
     """Do what is left of a run's recipe after its signals and its masked LM.
 
     Args:
-        further: the command that continues.
+        resume_command: the command that continues.
         used: of a run that is trained on, the second stages that it had; nothing is summed up then.
 
     Raises:
@@ -201,7 +209,9 @@ def last_stages(
     if not recipe or (run.record["status"] == "max steps" and not max_steps):
         return
     if left and in_several_processes():
-        watch.tell(f"not done by several processes: {' and '.join(left)}; `{further}` does them in one")
+        watch.tell(
+            f"not done by several processes: {' and '.join(left)}; `{resume_command}` does them in one"
+        )
         return
     few, before = None if max_steps is None else FEW, {*run.tuned.uses, *(used or ())}
     later = ("reverse", "reranker", "trees", "calibration")
@@ -218,7 +228,7 @@ def last_stages(
         with clock.stage("reverse"):
             most = REVERSE_TRIPLES if run.settings.trains_text else TEXTLESS_TRIPLES
             kept = used is not None and REVERSE in used
-            figures = _chosen(path, "reverse", few or most, watch, ASKED, share("reverse"), kept)
+            figures = _chosen(path, "reverse", few or most, watch, REVERSED, share("reverse"), kept)
         if "reverse" in figures:  # else the time was too short
             _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
@@ -231,7 +241,7 @@ def last_stages(
         with clock.stage("reranker"):
             how = RerankerTraining(max_steps=max_steps, resume=begun, seconds=share("reranker"))
             found = train_reranker(
-                path, [] if begun else settings, further, how, max_triples=few, watch=watch
+                path, [] if begun else settings, resume_command, how, max_triples=few, watch=watch
             )
         _tell_of("reranker", found, watch)
     now = open_folder(path).tuned.uses
@@ -252,7 +262,7 @@ def last_stages(
     if used is not None:
         return
     run = open_folder(path)
-    lines = [] if clock.seconds is None else accounts(run)
+    lines = [] if clock.seconds is None else time_report(run)
     if left and run.graph.has("valid"):
         chosen = run.tuned.by
         triples = chosen.get("triples", len(run.graph.splits["valid"]))

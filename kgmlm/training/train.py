@@ -24,10 +24,10 @@ from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.onnx import made_ready
 from kgmlm.runs.record import ENDED, check_output, writing
 from kgmlm.runs.run import Run, path_if
-from kgmlm.training.loop import Interrupted, Share, train_watched
+from kgmlm.training.loop import Interrupted, TimeLimit, train_watched
 from kgmlm.training.planner import Clock, check_minutes
-from kgmlm.training.recipes import OPTIONS, PLAIN, Given, Preset, Recipe, as_assignments, check_end
-from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_share
+from kgmlm.training.recipes import OPTIONS, PLAIN, GivenSettings, Preset, Recipe, as_assignments, check_end
+from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_limit
 from kgmlm.training.start import ends_by_decay
 from kgmlm.training.tune import complete_text
 
@@ -97,7 +97,7 @@ def train(
         check_end(decay, resume, overwrite)
         if not resume:
             _check_start(path, dataset, model, overwrite)
-        given = Given.of(path_if(config, "a settings file"), as_assignments(settings, OPTIONS))
+        given = GivenSettings.of(path_if(config, "a settings file"), as_assignments(settings, OPTIONS))
         _check_settings(given, resume, preset, minutes)
         if tracker is not None:
             _check_tracker(tracker)
@@ -133,7 +133,7 @@ def train(
             if ranker is not None and run.settings.trains_text:
                 options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
                 with clock.stage("text") if main_process() else nullcontext():
-                    train_text(run, ranker, watch, _continuing(path), options, text_share(path, clock))
+                    train_text(run, ranker, watch, _continuing(path), options, text_limit(path, clock))
             del run, ranker
             release_memory()
             if main_process():
@@ -194,7 +194,7 @@ def _check_start(output: Path, dataset: Dataset | None, model: str | Path | None
 
 
 def _check_settings(
-    given: Given,
+    given: GivenSettings,
     resume: bool,
     preset: str | None,
     minutes: float | None,
@@ -222,7 +222,7 @@ def _resume(
     output: Path,
     dataset: Dataset | None,
     model: str | Path | None,
-    given: Given,
+    given: GivenSettings,
     preset: str | None,
     decay: float | None,
     reading: dict[str, bool],
@@ -315,15 +315,15 @@ def train_text(
     run: RunFolder,
     ranker: Ranker,
     watch: Watcher,
-    further: str,
+    resume_command: str,
     options: dict[str, Any],
-    share: Share | None,
+    limit: TimeLimit | None,
 ) -> None:
     """Train the masked LM of a run, with validation if its graph has a split for it.
 
     Args:
-        further: the command that continues.
-        options, share: as of :func:`.loop.train`.
+        resume_command: the command that continues.
+        options, limit: as of :func:`.loop.train`.
     """
     from kgmlm.core.config import Protocol
     from kgmlm.training.weights import weigh
@@ -351,7 +351,7 @@ def train_text(
         run,
         ranker,
         validation if run.graph.has("valid") else None,
-        further,
+        resume_command,
         watch,
-        **options | {"max_steps": bound, "share": None if by_decay else share},
+        **options | {"max_steps": bound, "limit": None if by_decay else limit},
     )

@@ -34,7 +34,7 @@ from kgmlm.runs.record import (
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.pykeen_model import PREFIX, FromPyKEEN, PyKEENModel, names_in
-from kgmlm.training.loop import Share, train_watched
+from kgmlm.training.loop import TimeLimit, train_watched
 from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 Chosen = Literal["reverse", "conditional", "trees"]
-CHOSEN: Sequence[Chosen] = get_args(Chosen)  # second stages that are fitted together with the weights
+FITTED: Sequence[Chosen] = get_args(Chosen)  # second stages that are fitted together with the weights
 LACKS: Mapping[Chosen, str] = {
     "reverse": "does not score in reverse",
     "conditional": "reads no names token by token",
@@ -91,7 +91,7 @@ class Addition:
         if self.name not in (*beside(), RERANKER):
             raise RunError(
                 f"there is no signal '{self.name}' to add; there are "
-                f"{', '.join([*beside(), PyKEENModel.name, RERANKER, *CHOSEN])}"
+                f"{', '.join([*beside(), PyKEENModel.name, RERANKER, *FITTED])}"
             )
         if self.source is None and self.name == RERANKER:
             raise RunError(
@@ -157,17 +157,17 @@ def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str
 
 
 def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> dict[str, bool]:
-    """Return for each second stage of :data:`CHOSEN` whether the run is to have it: if it was
+    """Return for each second stage of :data:`FITTED` whether the run is to have it: if it was
     added, or is there and is not dropped.
 
     Raises:
         RunError: when one is to be dropped and is not there.
     """
     there = run.tuned.uses if run.has_weights else {}
-    for name in CHOSEN:
+    for name in FITTED:
         if name in dropping and name not in there:
             raise RunError(f"{run.path} {LACKS[name]}; there is no '{name}' to drop")
-    return {name: name in adding or (name in there and name not in dropping) for name in CHOSEN}
+    return {name: name in adding or (name in there and name not in dropping) for name in FITTED}
 
 
 def check_parts(run: RunFolder, names: Sequence[str]) -> None:
@@ -175,12 +175,12 @@ def check_parts(run: RunFolder, names: Sequence[str]) -> None:
     from kgmlm.signals import beside, is_beside
 
     for name in names:
-        if name in CHOSEN:
+        if name in FITTED:
             continue
         if name == RERANKER and (run.path / name).is_dir():
             files.refuse_link(run.path / name)
         elif not is_beside(name):
-            there = ", ".join([*beside(), *names_in(run.path), RERANKER, *CHOSEN])
+            there = ", ".join([*beside(), *names_in(run.path), RERANKER, *FITTED])
             raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
         elif not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
@@ -190,7 +190,7 @@ def drop_part(run: RunFolder, name: str) -> None:
     """Remove a signal that is beside the model, or the reranker, where there is one."""
     if name == RERANKER:
         shutil.rmtree(run.path / name)
-    elif name not in CHOSEN:  # which goes with the weights
+    elif name not in FITTED:  # which goes with the weights
         run.drop_signal(name)
     leave_out(run.path, name)
 
@@ -295,7 +295,7 @@ def tune(
     wants = wanted(folder, adding, dropping)
     if TREES in adding:
         check_possible(folder.graph)
-    adding = [name for name in adding if name not in CHOSEN]  # these come with the choice
+    adding = [name for name in adding if name not in FITTED]  # these come with the choice
     if not adding and (source or config or assignments or overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if not folder.graph.has("valid"):
@@ -322,8 +322,8 @@ def tune(
 
     changed = {*as_names(add), *dropping}
     begin: Stage = ""
-    if changed and not changed - {*CHOSEN}:
-        begin = next(name for name in CHOSEN if name in changed)
+    if changed and not changed - {*FITTED}:
+        begin = next(name for name in FITTED if name in changed)
     folder = open_folder(folder.path)
     return Outcome(
         choose(folder, max_triples, candidates, precision, batch_size, device, watch, begin, world, wants)
@@ -426,7 +426,7 @@ class RerankerTraining:
 def train_reranker(
     path: Path,
     assignments: Sequence[str],
-    further: str,
+    resume_command: str,
     how: RerankerTraining,
     *,
     config: Path | None = None,
@@ -434,7 +434,7 @@ def train_reranker(
     max_triples: int | None = None,
     watch: Watcher,
 ) -> dict[str, float]:
-    """:func:`rerank` as a part of any job that writes the run; ``further`` is the command that continues."""
+    """:func:`rerank` as a part of any job that writes the run; ``resume_command`` continues it."""
     folder = open_folder(path)
     _check_reranker(folder, how.resume, how.overwrite)
     trained_by = _reranker_settings(folder, config, assignments, how.resume)
@@ -445,7 +445,7 @@ def train_reranker(
         raise RunError(f"the reranker of {path} has finished; --decay would end its training")
     # What was killed between training and choosing continues with choosing.
     if not (how.resume and _is_trained(folder) and RERANKING not in folder.tuned.uses):
-        _train_reranker(folder, trained_by, how, further, watch)
+        _train_reranker(folder, trained_by, how, resume_command, watch)
     folder = folder.now()
     precision = open_folder(folder.path / RERANKER).settings.training.precision
     reduced = "bf16" if precision == "bf16" else "fp32"
@@ -493,7 +493,7 @@ def choose(
         raise RunError(f"PyKEEN is not installed, and {run.path} has {' and '.join(run.lacking)}")
     before_it = only in SECOND and SECOND.index(only) > SECOND.index(RERANKING)
     reads = run.reranker is not None and (RERANKING in uses or not before_it)
-    has = {name: name in uses for name in CHOSEN} | {RERANKING: reads}
+    has = {name: name in uses for name in FITTED} | {RERANKING: reads}
     has |= dict(wanted or {})
     if only == "signals":
         has = dict.fromkeys(has, False)
@@ -527,7 +527,7 @@ def choose(
         )
         if has[TREES] and world.main:
             stages = {name: ranker.stages[name].used(use) for name, use in chosen.items() if use.k}
-            staged = ranker.but(mixture=mixture, stages=stages)
+            staged = ranker.replace(mixture=mixture, stages=stages)
             asked, most = (again, None) if staged.reranks else (protocol, candidates)
             found_trees, figures[TREES] = choose_trees(staged, run.graph, asked, watch, most, batch_size)
             chosen[TREES] = found_trees.use if found_trees else never
@@ -608,9 +608,9 @@ def _reranker_settings(run: RunFolder, config: Path | None, given: Sequence[str]
 
 
 def _train_reranker(
-    opened: RunFolder, settings: Settings, how: RerankerTraining, further: str, watch: Watcher
+    opened: RunFolder, settings: Settings, how: RerankerTraining, resume_command: str, watch: Watcher
 ) -> None:
-    """Train the reranker of a run, in a run folder of its own; ``further`` is the command that continues."""
+    """Train the reranker of a run, in a run folder of its own; ``resume_command`` continues it."""
     from kgmlm.ranking.ranker import Use, unit
     from kgmlm.ranking.second_stage import CrossEncoding, Reranker
     from kgmlm.training.second_stages import choose_reranking
@@ -647,12 +647,12 @@ def _train_reranker(
         trained,
         ranker,
         validation,
-        further,
+        resume_command,
         watch,
         first=first,
         max_steps=bound,
         decay=how.decay,
         resume=how.resume,
         device=how.device,
-        share=None if how.seconds is None else Share(how.seconds),
+        limit=None if how.seconds is None else TimeLimit(how.seconds),
     )

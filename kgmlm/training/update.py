@@ -29,7 +29,7 @@ from kgmlm.core.results import Outcome
 from kgmlm.graphs.changes import Change, changed
 from kgmlm.graphs.datasets import read_entities
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.graphs.given import Given, labeled_entities
+from kgmlm.graphs.given import GivenTriples, labeled_entities
 from kgmlm.graphs.storage import write_graph
 from kgmlm.prediction.calibration import (
     TRIPLES,
@@ -61,7 +61,7 @@ from kgmlm.signals.base import Growing
 from kgmlm.signals.biencoder import Biencoder, digest_of
 from kgmlm.signals.rules import QUICK
 from kgmlm.signals.vector import Vector
-from kgmlm.training.loop import Share
+from kgmlm.training.loop import TimeLimit
 from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
 from kgmlm.training.recipes import PLAIN, Recipe, Shape, head_steps
 from kgmlm.training.stages import CALIBRATED, last_stages
@@ -82,7 +82,7 @@ OF_TEXT = ("status", "step", "done", "minutes", "best_valid_mrr")  # keys of run
 UPDATING = ("updating", "recipe", "spent")  # keys of run.json while an update trains further
 METRICS = "metrics.jsonl"
 AGAIN = "the same `kgmlm update` again continues"
-ASKED = 100  # validation queries that show whether the probabilities still hold
+PROBED = 100  # validation queries that show whether the probabilities still hold
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
     "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
@@ -145,7 +145,7 @@ def update(
     check_minutes(minutes)
     if in_several_processes():
         raise RunError("`kgmlm update` runs in one process, not under torchrun")
-    if isinstance(run, Run) and run.further is not None:
+    if isinstance(run, Run) and run.extended_graph is not None:
         raise RunError("the run has entities from with_entities; give them to update as entities= instead")
     began, started = datetime.now(UTC), time.monotonic()
     path, target = path_of(run), path_if(output, "the updated run")
@@ -153,7 +153,9 @@ def update(
     folder = open_folder(path)
     _check_trained(folder)
     table = _entities(entities, folder)
-    change = changed(folder.graph, Given.of(triples), table, Given.of(remove), Given.of(false))
+    change = changed(
+        folder.graph, GivenTriples.of(triples), table, GivenTriples.of(remove), GivenTriples.of(false)
+    )
     watch = watcher_of(progress)
     counts = change.counts()
     if not change and target is None and minutes is None:
@@ -253,7 +255,7 @@ def _begun(
     files.recover(new)
     false = change.graph.negatives.get("train", change.added[:0])
     of = {
-        "of": run.made_by,
+        "of": run.scores_digest,
         "entities": digest_of(change.graph.entities),
         "false": sha256(false.tobytes()).hexdigest(),
     }
@@ -326,7 +328,7 @@ def _written(
         indexed: whether the index grows, too, where there is one.
     """
     graph = change.graph
-    before = run.untuned(device).but(mixture=run.tuned.mixture)
+    before = run.untuned(device).replace(mixture=run.tuned.mixture)
     ranker = before.over(graph.context)
     for name, signal in ranker.signals.items():
         if isinstance(signal, Growing):
@@ -496,7 +498,7 @@ def _kept(
     with clock.stage("check"):
         began = time.monotonic()
         ranker = grown.untuned(device)
-        found = refit(ranker.but(mixture=grown.tuned.mixture), grown, batch_size, watch)
+        found = refit(ranker.replace(mixture=grown.tuned.mixture), grown, batch_size, watch)
         per_triple = (time.monotonic() - began) / min(CHECKED, there)
     share = clock.share("weights", later)
     fitting = there if share is None else int(share / per_triple)
@@ -555,7 +557,7 @@ def _part_on(run: RunFolder, name: str, seconds: float | None, device: str | Non
         ranker = run.text_ranker(device, checkpoint and checkpoint / "model")
         options = {"max_steps": None, "decay": None, "resume": checkpoint is not None, "device": device}
         whole = replace(run, settings=run.settings.without_max_steps())
-        train_text(whole, ranker, watch, AGAIN, options, None if seconds is None else Share(seconds))
+        train_text(whole, ranker, watch, AGAIN, options, None if seconds is None else TimeLimit(seconds))
         complete_text(path, watch)
         made_ready(path, watch)
         return
@@ -675,7 +677,7 @@ def _still_fits(
         return True
     ranker = run.ranker(device, rerank=False).unreranked()
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
-    asked = drawn(run.graph, typed.askable, ASKED)
+    asked = drawn(run.graph, typed.askable, PROBED)
     retrieval = open_retrieval(run, ranker, lists.retrieve or None)
     with watch:
         told = partial(watch, "checking probabilities")

@@ -49,7 +49,7 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
         assert done.returncode == 0, done.stderr
         reports[scores] = json.loads(done.stdout)
     assert reports["kge"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_kge"])
-    tuned = opened.untuned().but(mixture=opened.tuned.mixture)
+    tuned = opened.untuned().replace(mixture=opened.tuned.mixture)
     for scores in ("all", "text"):
         by_weights = evaluate(tuned.by(scores), opened.graph, Protocol(split="valid")).report
         assert reports[scores]["metrics"]["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6)
@@ -107,7 +107,7 @@ def test_weights_are_chosen_again_on_all_of_validation(
     after = kgmlm.evaluate(run, split="valid", progress=False)
     assert after.values["chosen_by"]["valid"]["text"] == valid
     opened = open_folder(run)
-    tuned = opened.untuned().but(mixture=opened.tuned.mixture)
+    tuned = opened.untuned().replace(mixture=opened.tuned.mixture)
     by_weights = evaluate(tuned, opened.graph, Protocol(split="valid")).report
     assert after.metrics["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6), "by what was chosen"
     assert kgmlm.evaluate(run, scores="likelihood", progress=False).values["chosen_by"] is None

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 
 from kgmlm.core.config import (
     ALL,
-    ASKED,
     LARGEST,
     MOST,
     SAMPLED,
+    VALIDATED,
     RuleSettings,
     ScratchSettings,
     TrainingSettings,
@@ -32,7 +32,7 @@ def test_of_many_entities_a_sample_is_taken_and_of_few_all_are() -> None:
     for chosen, few, many in (("auto", 0, SAMPLED), (0, 0, 0), (300, 300, 300)):
         settings = TrainingSettings.model_validate({"candidates": chosen})
         assert (settings.sampled(ALL), settings.sampled(ALL + 1)) == (few, many)
-    for chosen, few, many in (("auto", 0, ASKED), (0, 0, 0), (300, 300, 300)):
+    for chosen, few, many in (("auto", 0, VALIDATED), (0, 0, 0), (300, 300, 300)):
         settings = TrainingSettings.model_validate({"eval_candidates": chosen})
         assert (settings.validated(ALL), settings.validated(ALL + 1)) == (few, many)
     assert TrainingSettings(candidates=300, eval_candidates=300).sampled(300) == 0

@@ -18,7 +18,7 @@ from kgmlm.core.config import Protocol, VectorSettings, load_protocol
 from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.evaluation import task as task_module
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.evaluation.metrics import MADE_BY, read_ranks
+from kgmlm.evaluation.metrics import SCORES_DIGEST, read_ranks
 from kgmlm.evaluation.pykeen import to_factory, to_pykeen
 from kgmlm.evaluation.task import Part, RankingTask, Scope, View, _Drawn
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
@@ -470,14 +470,14 @@ def test_a_file_of_ranks_says_what_made_it_and_replaces_a_link_unless_told_to_fo
 ) -> None:
     evaluation = run(toy)
     evaluation.write_ranks(tmp_path / "plain.parquet")
-    assert pq.read_schema(tmp_path / "plain.parquet").metadata[MADE_BY] == b""
+    assert pq.read_schema(tmp_path / "plain.parquet").metadata[SCORES_DIGEST] == b""
     target = tmp_path / "target.parquet"
     for follow in (False, True):
         link = tmp_path / f"link-{follow}"
         link.symlink_to(target)
         evaluation.write_ranks(link, "text", follow=follow)
         assert link.is_symlink() == target.exists() == follow
-        assert pq.read_schema(link).metadata[MADE_BY] == b"text"
+        assert pq.read_schema(link).metadata[SCORES_DIGEST] == b"text"
     other = tmp_path / "other"
     other.symlink_to(tmp_path / "nowhere")
     evaluation.write_ranks(other)

@@ -147,7 +147,7 @@ def test_ranks_are_those_of_pykeens_evaluator(
     ranker = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
     if kind == "ties":
         ranker.signals["rules"] = Rules.fit(toy, RuleSettings())
-        ranker = ranker.but(mixture=ranker.mixture.evenly("rules", 1.0)).by("rules")
+        ranker = ranker.replace(mixture=ranker.mixture.evenly("rules", 1.0)).by("rules")
     if kind == "reranked":
         ranker = reranking_ranker
     if "reverse" in kind or kind == "reranked":

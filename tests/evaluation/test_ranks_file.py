@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kgmlm.core.errors import DataError
-from kgmlm.evaluation.metrics import COLUMNS, Ranks, find_ranks, made_by, read_ranks, write_ranks
+from kgmlm.evaluation.metrics import COLUMNS, Ranks, find_ranks, read_ranks, scores_digest, write_ranks
 from kgmlm.graphs.graph import KnowledgeGraph
 
 
@@ -30,7 +30,7 @@ def test_what_is_written_is_read(toy: KnowledgeGraph, tmp_path: Path) -> None:
     assert table["target"].tolist() == ["head"] * (len(table) // 2) + ["tail"] * (len(table) // 2)
     (h, r, t), *_ = toy.labeled(toy.splits["test"])
     assert table.iloc[0][["head", "relation", "tail"]].tolist() == [h, r, t]
-    assert made_by(path) == "scores 7"
+    assert scores_digest(path) == "scores 7"
 
 
 def test_what_is_no_file_of_ranks_is_refused(toy: KnowledgeGraph, tmp_path: Path) -> None:

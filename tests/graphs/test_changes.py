@@ -10,7 +10,7 @@ import pytest
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.graphs.changes import Change, changed
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.graphs.given import Given
+from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import Doubts, KnowledgeGraph
 
 Rows = list[tuple[str, str, str]]
@@ -23,7 +23,7 @@ def change(
     false: Rows | None = None,
     entities: EntityTable | None = None,
 ) -> Change:
-    return changed(graph, Given(rows), entities, Given(remove or []), Given(false or []))
+    return changed(graph, GivenTriples(rows), entities, GivenTriples(remove or []), GivenTriples(false or []))
 
 
 def test_what_was_there_keeps_its_id(toy: KnowledgeGraph) -> None:

@@ -29,7 +29,7 @@ from kgmlm.graphs.datasets import (
     unread_files,
     write_folder,
 )
-from kgmlm.graphs.given import Given
+from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import repeated
 from kgmlm.graphs.storage import read_graph, write_graph
@@ -337,7 +337,7 @@ def test_confidences_are_read_kept_and_known_by_triple(tmp_path: Path) -> None:
     write_graph(graph, tmp_path / "graph")
     kept = read_graph(tmp_path / "graph", "data", {})
     assert kept.confidence(kept.splits["train"]).tolist() == known
-    grown = changed(graph, Given([("a", "r", "d")]), remove=Given([("c", "r", "a")])).graph
+    grown = changed(graph, GivenTriples([("a", "r", "d")]), remove=GivenTriples([("c", "r", "a")])).graph
     assert grown.confidence(grown.splits["train"]).tolist() == [0.75, 1, 0.75, 1]
     assert graph.drawn(0).splits["train"].shape <= graph.splits["train"].shape
     count = sum(len(graph.drawn(seed).splits["train"]) for seed in range(400)) / 400

@@ -115,7 +115,7 @@ def test_rows_are_whole_wherever_a_block_ends(
     monkeypatch.setattr(edges, "_BLOCK", size)
     text = 'h,r,t\n"a\nb",says,"""c"""\nd,r,e\n' + "d,r,f\n" * 9 + '"g, h",r,i'
     (path := tmp_path / "a.csv").write_text(text)
-    given = edges.Given([path], ("h", "r", "t"), ",", ("en",), lambda n: None)
+    given = edges.EdgeFiles([path], ("h", "r", "t"), ",", ("en",), lambda n: None)
     rows = pa.concat_tables(edges._batches(path, given, given.columns, ","))
     assert rows.column("h").to_pylist() == ["a\nb", "d", *["d"] * 9, "g, h"]
     assert rows.column("t").to_pylist() == ['"c"', "e", *["f"] * 9, "i"]

@@ -122,7 +122,7 @@ def test_what_signals_add_is_the_score(toy: KnowledgeGraph, make_ranker: Callabl
 
 def test_what_cannot_answer_is_not_there(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
     ranker = make_ranker()
-    ranker = ranker.but(possible=type(ranker.possible)(np.ones(len(toy.relations), np.bool_)))
+    ranker = ranker.replace(possible=type(ranker.possible)(np.ones(len(toy.relations), np.bool_)))
     rows = completer(toy, ranker, 100).part(asked(toy)).to_pylist()
     assert all(row["head"] != row["tail"] for row in rows)
 

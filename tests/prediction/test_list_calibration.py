@@ -22,7 +22,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Query, both_sides
 from kgmlm.prediction import list_calibration
 from kgmlm.prediction.list_calibration import drawn, fit_lists
-from kgmlm.ranking.likely import Truth
+from kgmlm.ranking.likely import TrueTriples
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
@@ -85,7 +85,7 @@ def test_a_sample_stands_for_all_of_its_kind(toy: KnowledgeGraph, most: int) -> 
 def test_a_share_of_the_entities_stands_for_a_large_graph(
     toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(list_calibration, "ASKED", 5)
+    monkeypatch.setattr(list_calibration, "MOST_ENTITIES", 5)
     queries, weights, _ = drawn(toy, askable(toy), 0)
     answered, seen = kinds(toy)
     keys = FilterIndex(toy.splits["train"], len(toy.entities)).keys(queries).tolist()
@@ -103,7 +103,7 @@ def test_as_many_true_triples_are_expected_as_there_are(
     assert found.stages == {}
     assert len(found.mean) == len(toy.relations) + 1
     assert all_rows["candidates"] >= all_rows["validation"]
-    assert found.truth == Truth.hidden(found.validation, 1.0)
+    assert found.truth == TrueTriples.hidden(found.validation, 1.0)
 
 
 def test_nothing_is_fitted_to_what_training_has(toy: KnowledgeGraph) -> None:

@@ -19,7 +19,7 @@ from kgmlm.prediction.merged import (
     merged,
     share_of,
 )
-from kgmlm.ranking.likely import FEATURES, Likely, Truth
+from kgmlm.ranking.likely import FEATURES, Likely, TrueTriples
 
 COLUMNS = (*FEATURES, "likelihood")
 
@@ -149,7 +149,7 @@ def test_true_triples_that_nobody_has_labeled_are_no_false_ones(known: float) ->
     fitted, _ = examples(60_000, 1)
     true = int(fitted.labels.sum())
     drawn = np.random.default_rng(7).random(len(fitted.labels))
-    truth = Truth(round(0.3 * true), round(known * true), true)
+    truth = TrueTriples(round(0.3 * true), round(known * true), true)
     assert truth.labeled == pytest.approx(0.3, abs=0.01)
     likely = fit_likely(with_labels(fitted, fitted.labels & (drawn < 0.3)), 5, truth.labeled)
     listed = ~fitted.labels | (drawn >= known)
@@ -163,11 +163,11 @@ def test_true_triples_that_nobody_has_labeled_are_no_false_ones(known: float) ->
 
 def test_what_no_known_split_has_is_less_probable_and_never_above_one() -> None:
     q = np.linspace(0, 1, 11)
-    left = Truth(50, 100, 200.0).left(q)
+    left = TrueTriples(50, 100, 200.0).left(q)
     assert (left[0], left[-1]) == (0, 1)
     assert (left[1:-1] < q[1:-1]).all()
-    assert Truth(50, 0, 200.0).left(q).tolist() == q.tolist()
-    assert Truth(50, 50, 100.0).labeled == 0.5
+    assert TrueTriples(50, 0, 200.0).left(q).tolist() == q.tolist()
+    assert TrueTriples(50, 50, 100.0).labeled == 0.5
 
 
 def test_a_prior_of_one_in_thousands_is_met() -> None:
@@ -202,7 +202,7 @@ def test_with_few_true_triples_the_expected_number_holds_and_better_scores_come_
     if true < LEAST:
         softmax = np.fmax(few.features[:, 0, 1], few.features[:, 1, 1])
         np.testing.assert_allclose(found[np.argsort(softmax)], np.sort(found))
-    truth = Truth(30, 0, 60.0)
+    truth = TrueTriples(30, 0, 60.0)
     assert len(held_out(few, by_others(few, 5, truth), truth)) > 3
 
 
@@ -211,7 +211,7 @@ def test_what_is_held_out_is_about_as_expected() -> None:
     drawn = np.random.default_rng(8).random(len(whole.labels)) < 0.4
     true = int(whole.labels.sum())
     half = with_labels(whole, whole.labels & drawn)
-    truth = Truth(round(0.4 * true), round(0.4 * true), true)
+    truth = TrueTriples(round(0.4 * true), round(0.4 * true), true)
     for row in held_out(half, by_others(half, 5, truth), truth):
         assert row["candidates"] >= row["validation"]
         assert row["validation"] == pytest.approx(row["expected"], rel=0.25, abs=5)

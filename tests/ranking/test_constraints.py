@@ -190,7 +190,7 @@ def looped() -> KnowledgeGraph:
 def copycat(looped: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Ranker:
     base = make_ranker().reader
     made = Ranker.fresh(looped.context, base.tokenizer, base.model, base.settings, base.vocabulary)
-    return made.but(signals={"likelihood": Copycat()})
+    return made.replace(signals={"likelihood": Copycat()})
 
 
 def test_evaluation_with_and_without(looped: KnowledgeGraph, copycat: Ranker) -> None:
@@ -228,7 +228,7 @@ def test_weights_are_chosen_under_the_constraint(
     mixture, figures = weigh(forbid(ranker), toy, protocol)
     ruled = figures["text"]
     assert ruled["mrr_vector"] > plain["mrr_vector"]  # an untrained model's vectors are nearest to their own
-    alone = evaluate(ranker.but(mixture=mixture.only("vector")), toy, protocol).report["metrics"]["mrr"]
+    alone = evaluate(ranker.replace(mixture=mixture.only("vector")), toy, protocol).report["metrics"]["mrr"]
     assert ruled["mrr_vector"] == pytest.approx(alone, abs=1e-6)
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, ListCalibration, Scale, Truth, expit
+from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, ListCalibration, Scale, TrueTriples, expit
 
 RELATIONS = 3  # and the average one
 
@@ -87,7 +87,7 @@ def test_a_calibration_is_as_it_was_when_it_is_read_again() -> None:
     again = ListCalibration.model_validate_json(made.model_dump_json())
     assert again == made
     assert again.stages == {"reverse": (5, 0.5)}
-    assert again.truth == Truth(40, 40, 80.0)
+    assert again.truth == TrueTriples(40, 40, 80.0)
     assert (calibration().hidden, calibration(2.5).hidden) == (
         "as large as validation",
         "2.5 times as large as validation",
@@ -113,7 +113,7 @@ def test_what_does_not_fit_together_is_refused(change: dict[str, Any]) -> None:
 
 def test_a_larger_hidden_set_has_more() -> None:
     q = np.array([0.01, 0.3, 0.9])
-    shares = [Truth.hidden(40, lacking).left(q) for lacking in (0.5, 1.0, 4.0)]
+    shares = [TrueTriples.hidden(40, lacking).left(q) for lacking in (0.5, 1.0, 4.0)]
     assert (shares[0] < shares[1]).all()
     assert (shares[1] < shares[2]).all()
     assert (shares[2] < q).all()

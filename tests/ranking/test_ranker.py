@@ -40,7 +40,7 @@ def test_a_ranker_ranks_by_all_that_it_has_by_text_or_by_one_signal(
     bare = make_ranker()
     ranker = bare.with_signal(Rules.fit(toy, RuleSettings()))
     ranker.mixture = ranker.mixture.evenly("rules", 2.0)
-    ranker = ranker.but(stages={"reverse": ReverseScoring(Use(3, 1.0))})
+    ranker = ranker.replace(stages={"reverse": ReverseScoring(Use(3, 1.0))})
     assert ranker.by("all") is ranker
     assert (ranker.by("text").mixture.signals, list(ranker.by("text").stages)) == (
         ("likelihood",),
@@ -123,7 +123,7 @@ def test_relations_weigh_vectors_by_themselves(
     queries, _ = toy.queries("test")
     alone = {name: scores_of(ranker.by(name), queries) for name in ("likelihood", "vector")}
     table_R2 = torch.arange(2.0 * len(toy.relations)).view(-1, 2)
-    weighed = ranker.but(mixture=ranker.mixture.weighed("vector", table_R2, 0.5))
+    weighed = ranker.replace(mixture=ranker.mixture.weighed("vector", table_R2, 0.5))
     weight_B = torch.tensor([table_R2[q.relation, int(q.target == "head")] for q in queries])
     expected = alone["likelihood"] + weight_B[:, None] * alone["vector"]
     torch.testing.assert_close(scores_of(weighed, queries), expected, atol=1e-5, rtol=1e-5)
@@ -148,10 +148,14 @@ def test_reranking_is_on_the_scale_of_the_scores(
     table_R2 = torch.full((len(toy.relations), 2), 8 * one)
     weighed = ranker.mixture.weighed("vector", table_R2, 2 * one)
     np.testing.assert_allclose(
-        reranking.score(ranker.but(mixture=weighed), queries, ids_BK), plain * (1 + 8) / (1 + 2), rtol=1e-5
+        reranking.score(ranker.replace(mixture=weighed), queries, ids_BK),
+        plain * (1 + 8) / (1 + 2),
+        rtol=1e-5,
     )
     even = ranker.mixture.evenly("vector", 2 * one)
-    np.testing.assert_allclose(reranking.score(ranker.but(mixture=even), queries, ids_BK), plain, rtol=1e-5)
+    np.testing.assert_allclose(
+        reranking.score(ranker.replace(mixture=even), queries, ids_BK), plain, rtol=1e-5
+    )
 
 
 def test_weights_of_relations_go_along_to_another_graph(

@@ -37,7 +37,7 @@ def ranker(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
     """A random text model beside a KGE model that knows something."""
     made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
     made.signals["kge"] = KGE.fit(toy, KGESettings(dimension=16, epochs=20))
-    return made.but(mixture=made.mixture.evenly("kge", 1.0))
+    return made.replace(mixture=made.mixture.evenly("kge", 1.0))
 
 
 def turned(query: Query, candidate: int) -> Query:
@@ -136,7 +136,7 @@ def test_the_best_gain_and_stay_ahead(
 
 def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
     graph, protocol = toy, Protocol(split="valid")
-    alone = ranker.but(mixture=ranker.mixture.only("kge"))  # so that halves have the same weights
+    alone = ranker.replace(mixture=ranker.mixture.only("kge"))  # so that halves have the same weights
     use, found = choose_reverse(alone, graph, protocol, candidates=8)
     assert found["mrr_first"] == pytest.approx(evaluate(alone, graph, protocol).report["metrics"]["mrr"])
     asking = ranker.with_stage(ReverseScoring(use))
@@ -171,7 +171,7 @@ def test_one_triple_does_not_choose_how_it_is_asked_back(
 
 def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: KnowledgeGraph) -> None:
     forbidding = Possible(np.ones(len(toy.relations), np.bool_))
-    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5))).but(possible=forbidding)
+    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5))).replace(possible=forbidding)
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     (own,) = Predictor(toy, asking).placed(query, np.array([query.entity]))
     assert set(own.parts or ()) == {"likelihood", "vector", "kge"}

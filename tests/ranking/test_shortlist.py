@@ -27,7 +27,7 @@ def test_what_cannot_answer_takes_no_place_and_fewer_are_marked(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     index = build_index(ranker, toy)
-    ranker = ranker.but(possible=Possible(np.ones(len(toy.relations), np.bool_)))
+    ranker = ranker.replace(possible=Possible(np.ones(len(toy.relations), np.bool_)))
     queries, _ = toy.queries("test")
     count = len(toy.entities)
     for rows, reading in ranker.reader.readings(queries):
@@ -95,7 +95,7 @@ def test_a_shortlist_of_all_is_the_full_ranking_whatever_the_index_thinks(
     whole: tuple[Ranker, Queries, Reading, torch.Tensor], seed: int, weight: float, more: int
 ) -> None:
     ranker, queries, reading, _ = whole
-    ranker = ranker.but(mixture=ranker.mixture.evenly("vector", weight))
+    ranker = ranker.replace(mixture=ranker.mixture.evenly("vector", weight))
     count = len(ranker.context.entities)
     order_BN = np.random.default_rng(seed).permuted(np.tile(np.arange(count), (len(queries), 1)), axis=1)
     index: Any = Backwards(order_BN)

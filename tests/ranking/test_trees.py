@@ -138,7 +138,7 @@ def knowing(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
     made = made.with_signal(KGE.fit(toy, KGESettings(dimension=8, epochs=5)))
     made = made.with_signal(Rules.fit(toy, RuleSettings()))
     mixture = made.mixture.evenly("kge", 1.0).evenly("rules", 0.5)
-    return made.but(mixture=mixture)
+    return made.replace(mixture=mixture)
 
 
 def asked(toy: KnowledgeGraph) -> tuple[Queries, Any]:

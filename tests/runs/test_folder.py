@@ -48,10 +48,10 @@ def test_a_new_model_is_not_reranked_by_what_was_chosen_for_the_old_one(
     run = open_folder(tmp_path / "run")
     run.save_tuned(replace(run.tuned, uses={"reranking": Use(3, 1.0)}))
     assert run.tuned.uses["reranking"] == Use(3, 1.0)
-    made_by = run.made_by
+    scores_digest = run.scores_digest
     run.save_model(run.ranker("cpu", rerank=False))
     assert "reranking" not in open_folder(run.path).tuned.uses
-    assert run.made_by != made_by
+    assert run.scores_digest != scores_digest
 
 
 def test_the_past_of_a_run_is_read_where_it_still_is(

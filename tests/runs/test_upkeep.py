@@ -75,7 +75,7 @@ def another(toy_run: Path, tmp_path: Path) -> Path:
     with torch.no_grad():
         for weight in ranker.reader.model.parameters():
             weight.mul_(1.01)
-    opened.save_model(ranker.but(mixture=ranker.mixture.evenly("likelihood", 0.5)))
+    opened.save_model(ranker.replace(mixture=ranker.mixture.evenly("likelihood", 0.5)))
     return run
 
 

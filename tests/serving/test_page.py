@@ -364,7 +364,7 @@ def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> No
     client.post("/feedback", json=JUDGED | {"tail": "rome", "label": None})
     (one, two, three) = map(json.loads, (folder / feedback.FEEDBACK_FILE).read_text().splitlines())
     assert (one["label"], two["label"], three["label"]) == (1, 0, None)
-    assert one["fingerprint"] == kgmlm.open_run(folder).folder.made_by != ""
+    assert one["fingerprint"] == kgmlm.open_run(folder).folder.scores_digest != ""
     (kept,) = client.get("/feedback", params={"entity": "france"}).json()["results"]
     assert (kept["tail"], kept["label"]) == ("paris", 1)
     assert client.get("/feedback", params={"entity": "rome"}).json()["results"] == []

@@ -97,7 +97,7 @@ def test_it_learns(
     def mrr(signal: Biencoder) -> float:
         ranker = make_ranker().with_signal(signal)
         found: float = evaluate(
-            ranker.but(mixture=ranker.mixture.only("biencoder")),
+            ranker.replace(mixture=ranker.mixture.only("biencoder")),
             toy,
             Protocol(split="train", filter=("train",)),
         ).report["metrics"]["mrr"]

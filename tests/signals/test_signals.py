@@ -204,7 +204,7 @@ def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_grap
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
     ranker = make_ranker().with_signal(Longest(toy.entities, 1.0))
-    plain, ranker = ranker, ranker.but(mixture=ranker.mixture.evenly("longest", 100.0))
+    plain, ranker = ranker, ranker.replace(mixture=ranker.mixture.evenly("longest", 100.0))
     longest = max(toy.entities.column("surface"), key=len)
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     ((_, found),) = Predictor(toy, ranker).predict([query], k=3, explain=True)

@@ -393,7 +393,9 @@ def test_training_with_entity_vectors_learns_and_chooses_their_weight(
     assert loaded.vectors is not None
     assert not loaded.vectors.unread, "the vectors are saved with the run"
     queries, _ = toy.queries("test")
-    for (_, a), (_, b) in zip(loaded.rank(queries), ranker.but(mixture=mixture).rank(queries), strict=True):
+    for (_, a), (_, b) in zip(
+        loaded.rank(queries), ranker.replace(mixture=mixture).rank(queries), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 

@@ -21,9 +21,9 @@ from kgmlm.runs.folder import open_folder
 from kgmlm.signals.kge import KGE
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.training import planner, stages
-from kgmlm.training.loop import Share, Timed, train, validation_steps
-from kgmlm.training.planner import Clock, accounts
-from kgmlm.training.recipes import Given, as_assignments, recipe_of
+from kgmlm.training.loop import Timed, TimeLimit, train, validation_steps
+from kgmlm.training.planner import Clock, time_report
+from kgmlm.training.recipes import GivenSettings, as_assignments, recipe_of
 from kgmlm.training.start import start_run
 
 SMALL = {key: value for key, value in TINY.items() if key != "preset"}
@@ -57,7 +57,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     expected: set[str],
 ) -> None:
     monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(*speed, 20.0, 16))
-    given, watch = Given.of(None, as_assignments({"precision": "fp32"})), Hears()
+    given, watch = GivenSettings.of(None, as_assignments({"precision": "fp32"})), Hears()
     recipe = stages.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
     assert recipe is not None
     assert set(recipe.stages) == expected
@@ -89,13 +89,27 @@ def test_the_masked_lm_is_trained_where_other_stages_end_early(
 ) -> None:
     # About 40 seconds for the masked LM, which has 30 of a minute by its share.
     monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 4e-5, 20.0, 16))
-    given, took = Given.of(None, []), {"biencoder": 1.0, "kge": 1.0}
+    given, took = GivenSettings.of(None, []), {"biencoder": 1.0, "kge": 1.0}
     for useful, trained in ({**took}, True), ({}, False):
         monkeypatch.setattr(planner, "_useful", lambda recipe, graph, width, useful=useful: useful)
         recipe = stages.choose_recipe("balanced", toy, tiny_encoder, given, 1, Hears())
         assert recipe is not None
         assert ("text" in recipe.stages) == trained
         assert (recipe.text_from is None) == trained
+
+
+def test_a_quarter_of_an_epoch_of_the_masked_lm_has_to_fit(
+    toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Steps of 0.03 s, and 30 seconds for the masked LM: 1,000 steps.
+    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-6, 2e-5, 20.0, 16))
+    monkeypatch.setattr(planner, "_useful", lambda recipe, graph, width: {})
+    for epoch, trained in (16, True), (1200, True), (12_000, False):
+        monkeypatch.setattr(planner, "steps_per_epoch", lambda *_, epoch=epoch: epoch)
+        recipe = stages.choose_recipe("balanced", toy, tiny_encoder, GivenSettings.of(None, []), 1, Hears())
+        assert recipe is not None
+        assert ("text" in recipe.stages) == trained
+        assert (recipe.text_from or 0) > 2 or trained
 
 
 def test_a_few_steps_tell_how_long_other_stages_take(toy: KnowledgeGraph, tiny_encoder: str) -> None:
@@ -109,7 +123,9 @@ def test_what_is_given_ends_a_stage_instead_of_the_clock(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 1e-9, 20.0, 16))
-    given = Given.of(None, ["kge.epochs=2", "rules.seconds=1", "biencoder.steps=3", "training.epochs=4"])
+    given = GivenSettings.of(
+        None, ["kge.epochs=2", "rules.seconds=1", "biencoder.steps=3", "training.epochs=4"]
+    )
     recipe = stages.choose_recipe("balanced", toy, tiny_encoder, given, 1, Hears())
     assert recipe is not None
     assert recipe.timed == ()
@@ -123,7 +139,7 @@ def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
 ) -> None:
     monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1.0, 1.0, 20.0, 16))
     alone = replace(toy, splits={"train": toy.splits["train"]})
-    recipe = stages.choose_recipe("balanced", alone, tiny_encoder, Given.of(None, []), 0.01, Hears())
+    recipe = stages.choose_recipe("balanced", alone, tiny_encoder, GivenSettings.of(None, []), 0.01, Hears())
     assert recipe is not None
     assert recipe.stages == recipe.timed == ("text",)
 
@@ -193,7 +209,7 @@ def test_without_a_time_no_stage_ends_by_the_clock(tmp_path: Path, toy: Knowledg
 
 
 def test_progress_goes_by_the_time_and_leaves_some_for_the_last_validation(now: list[float]) -> None:
-    timed = Timed(Share(100.0), now[0], validation=20.0, after=5.0)
+    timed = Timed(TimeLimit(100.0), now[0], validation=20.0, after=5.0)
     assert (timed.progress, timed.steps_left) == (0, 100_000_000)
     timed.steps.extend([5.0, 0.5, 0.5])
     assert timed.steps_left == (100 - 25 * 0.5) / 0.5
@@ -209,7 +225,7 @@ def test_progress_goes_by_the_time_and_leaves_some_for_the_last_validation(now: 
 
 
 def test_a_masked_lm_that_gets_to_too_few_steps_takes_more_time(now: list[float]) -> None:
-    timed = Timed(Share(100.0, longest=150.0, least=60), now[0])
+    timed = Timed(TimeLimit(100.0, longest=150.0, least=60), now[0])
     timed.steps.extend([1.0] * 8)
     now[0] += 8
     assert timed.extended(8) == "", "100 steps fit"
@@ -223,13 +239,13 @@ def test_a_masked_lm_that_gets_to_too_few_steps_takes_more_time(now: list[float]
     assert "the masked LM has 2.5 minutes instead of 1.7" in timed.extended(28), "but not all of it"
     assert timed.seconds == 150
     assert timed.extended(28) == ""
-    assert Timed(Share(100.0), now[0]).extended(0) == ""
+    assert Timed(TimeLimit(100.0), now[0]).extended(0) == ""
 
 
 def test_a_training_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.epochs=100000"))
     began = time.monotonic()
-    outcome = train(run, ranker, Validation(0.1, 0.3, 0.2), share=Share(3.0))
+    outcome = train(run, ranker, Validation(0.1, 0.3, 0.2), limit=TimeLimit(3.0))
     assert outcome.status == "finished"
     assert time.monotonic() - began >= 3
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -246,7 +262,7 @@ def test_a_training_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> No
 
 def test_epochs_bound_a_training_that_has_much_time(tmp_path: Path, toy: KnowledgeGraph) -> None:
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings("training.epochs=1"))
-    outcome = train(run, ranker, share=Share(3600.0))
+    outcome = train(run, ranker, limit=TimeLimit(3600.0))
     assert outcome.status == "finished"
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["learning_rate"] < max(row["learning_rate"] for row in rows)
@@ -279,7 +295,7 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     assert list(record["spent"])[:6] == ["planning", "types", "rules", "linked", "biencoder", "kge"]
     assert sum(record["spent"].values()) >= 1
     assert set(run.tuned.mixture.tables) >= {"types", "rules", "linked", "biencoder", "kge"}
-    assert watch.told[-4].endswith(f"of 0.3 minutes: {accounts(run)[0].partition(': ')[2]}")
+    assert watch.told[-4].endswith(f"of 0.3 minutes: {time_report(run)[0].partition(': ')[2]}")
     assert watch.told[-3].startswith("more time: ")
     assert watch.told[-2].startswith("next: kgmlm rank ")
     assert record["signals"]["kge"]["settings"]["seconds"] > 0

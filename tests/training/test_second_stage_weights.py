@@ -120,7 +120,7 @@ def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: KnowledgeGraph, sign: float) -> None:
     protocol = Protocol(split="valid")
-    ranker = ranker.but(mixture=ranker.mixture.only("likelihood"))  # so that halves have the same weights
+    ranker = ranker.replace(mixture=ranker.mixture.only("likelihood"))  # so that halves have the same weights
     reranking = ranker.stages.pop("reranking")
     assert isinstance(reranking, CrossEncoding)
     before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]

@@ -56,7 +56,7 @@ def test_weights_are_chosen_by_a_side(toy_run: Path, tmp_path: Path, side: str) 
     task = RankingTask.of(folder.graph, protocol)
     assert set(task.queries.tail_B) == {side == "tail"}
     assert task.sides == 1
-    ranks = evaluate(ranker.but(mixture=found.mixture), folder.graph, protocol).ranks
+    ranks = evaluate(ranker.replace(mixture=found.mixture), folder.graph, protocol).ranks
     assert len(ranks) == len(task.queries) == len(folder.graph.triples("valid"))
     both = tune_all(ranker, folder.graph, Protocol(split="valid"))
     assert found.figures["rules"] != both.figures["rules"]

@@ -20,7 +20,7 @@ import kgmlm
 from kgmlm.cli.app import app
 from kgmlm.core.errors import ConfigError, KgmlmError, ModelError, RunError
 from kgmlm.core.progress import Watcher
-from kgmlm.evaluation.metrics import made_by
+from kgmlm.evaluation.metrics import scores_digest
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.runs.run import Run
 from kgmlm.serving.serve import service
@@ -466,7 +466,7 @@ def test_a_model_that_is_loaded_is_not_loaded_again(
     loads.clear()
     kgmlm.evaluate(run, progress=False)
     assert len(loads) == 1, "what was tuned meanwhile is read again"
-    assert made_by(path / "ranks" / "test.parquet") == run.folder.made_by
+    assert scores_digest(path / "ranks" / "test.parquet") == run.folder.scores_digest
 
 
 def test_a_run_is_evaluated_as_it_was_opened(trained: Run) -> None:

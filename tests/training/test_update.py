@@ -20,7 +20,7 @@ import kgmlm.training.update as updating
 from kgmlm.core.config import KGESettings, Settings
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.graphs.changes import changed
-from kgmlm.graphs.given import Given
+from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.prediction.calibration import read_calibration, save_calibration
@@ -564,7 +564,7 @@ def test_embeddings_are_fitted_where_every_entity_is_an_answer() -> None:
     rng = np.random.default_rng(0)
     triples = [(f"e{h}", "r", f"e{t}") for h, t in rng.integers(0, 8, (80, 2)).tolist()]
     graph = KnowledgeGraph.from_triples(triples)
-    new = changed(graph, Given([("new", "r", "e1"), ("e2", "r", "new")])).graph
+    new = changed(graph, GivenTriples([("new", "r", "e1"), ("e2", "r", "new")])).graph
     settings = Settings(kge=KGESettings(dimension=4, epochs=2))
     old = KGE.fit(graph, settings.kge)
     rows = np.append(np.arange(len(graph.entities)), -1)
@@ -581,7 +581,7 @@ def test_embeddings_of_what_is_new_are_fitted_and_the_others_stay(real: Any) -> 
     mine = train[of]
     given, asked = mine[::2], mine[1::2]
     before = KnowledgeGraph("before", graph.entities, graph.relations, {"train": train[~of]}, {})
-    after = changed(before, Given(graph.labeled(given))).graph
+    after = changed(before, GivenTriples(graph.labeled(given))).graph
     settings = Settings(kge=KGESettings(dimension=32, epochs=30))
     old = KGE.fit(before, settings.kge)
     assert int(old.rows_N[held]) < 0

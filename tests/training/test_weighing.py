@@ -163,7 +163,7 @@ def test_an_impossible_answer_has_no_say(toy: KnowledgeGraph, make_ranker: Calla
     own[0, 2] = own[0, 0]
     looped = replace(toy, splits={**toy.splits, "valid": own})
     plenty = np.full(len(toy.relations), True)
-    ranker = ranker.but(possible=replace(ranker.possible, loop_free_R=plenty))
+    ranker = ranker.replace(possible=replace(ranker.possible, loop_free_R=plenty))
     sample = ValidationSample.drawn(
         ranker, RankingTask.of(looped, Protocol(split="valid")), ("vector",), Watcher()
     )

@@ -101,7 +101,7 @@ def test_a_relation_gets_the_weight_that_validation_asks_for(
     found = figures["kge"]
     assert found["mrr_text"] == figures["text"]["mrr"]
     assert found["mrr"] > found["mrr_one_weight"] > found["mrr_text"]
-    after = evaluate(ranker.but(mixture=mixture), toy, Protocol(split="valid")).report["metrics"]
+    after = evaluate(ranker.replace(mixture=mixture), toy, Protocol(split="valid")).report["metrics"]
     assert after["mrr"] == pytest.approx(found["mrr"], abs=0.02)
 
 
@@ -148,7 +148,9 @@ def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(
     mixture, _, figures = tune(ranker, graph, Protocol(split="valid"))
     assert list(figures) == ["text", "kge", "types"]
     assert figures["types"]["mrr_text"] == figures["kge"]["mrr"]
-    fitted = evaluate(ranker.but(mixture=mixture), graph, Protocol(split="valid")).report["metrics"]["mrr"]
+    fitted = evaluate(ranker.replace(mixture=mixture), graph, Protocol(split="valid")).report["metrics"][
+        "mrr"
+    ]
     assert figures["types"]["mrr"] < fitted, "on the triples that the weights were chosen on"
 
 
@@ -169,7 +171,7 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]
     assert figures["kge"]["mrr_kge"] > 0.9
     alone, of_text = weigh(
-        ranker.but(signals={n: ranker.signals[n] for n in TEXT}), toy, Protocol(split="valid")
+        ranker.replace(signals={n: ranker.signals[n] for n in TEXT}), toy, Protocol(split="valid")
     )
     assert of_text["text"] == pytest.approx(figures["text"], rel=1e-4)
     ratios = (m.tables["vector"] / m.tables["likelihood"] for m in (alone, mixture))
@@ -177,5 +179,5 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     assert mixture.signals[-1] == "kge"
     use = uses["reranking"]
     assert (use.k, use.weight) == (figures["reranking"]["k"], figures["reranking"]["weight"])
-    first = evaluate(ranker.but(mixture=mixture).unreranked(), toy, Protocol(split="valid"))
+    first = evaluate(ranker.replace(mixture=mixture).unreranked(), toy, Protocol(split="valid"))
     assert first.report["metrics"]["mrr"] == pytest.approx(figures["reranking"]["mrr_first"])
