@@ -101,10 +101,8 @@ def main(
         rows = rows_of(path, queries, seed)
         for row in rows:
             print(row, flush=True)
-        if output is not None:
-            about = {"command": record.command_line(), "versions": record.versions()}
-            before = [row for row in store.rows(output) if row["run"] != path.name]
-            store.write_rows(output, [*before, *({**row, **about} for row in rows)])
+        about = {"command": record.command_line(), "versions": record.versions()}
+        store.replace_rows(output, [{**row, **about} for row in rows], "run")
 
 
 if __name__ == "__main__":

@@ -123,10 +123,7 @@ def main(
             print(row["run"], row["signals"], row["mask"], *figures, flush=True)
             how = {"versions": record.versions(), "hardware": record.hardware()}
             rows.append({**row, **how, "command": record.command_line()})
-    if output is not None:
-        before = store.rows(output)
-        new = {row["run"] for row in rows}
-        store.write_rows(output, [*(row for row in before if row["run"] not in new), *rows])
+    store.replace_rows(output, rows, "run")
 
 
 if __name__ == "__main__":

@@ -59,10 +59,7 @@ def main(
     for run in runs:
         with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
             new = row(run, Path(folder), sample, workers, batch_size)
-        rows = store.rows(output)
-        keys = ("run", "graph", "sample")
-        rows = [found for found in rows if any(found[k] != new[k] for k in keys)] + [new]
-        store.write_rows(output, rows)
+        store.replace_rows(output, [new], "run", "graph", "sample")
         print(f"{new['graph']}: {new['queries']:,} queries, {new['listed']:,} triples")
         for found in (*new["report"]["by probability"], *new["report"]["best"]):
             what = f"p >= {found['probability']}" if "probability" in found else f"best {found['listed']}"

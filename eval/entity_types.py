@@ -97,12 +97,7 @@ def main(
             print(name, split, row["rung"], *shown, row["constraints"], flush=True)
             how = {"versions": record.versions(), "hardware": record.hardware()}
             rows.append({**row, **how, "command": record.command_line()})
-    if output is not None:
-        before = store.rows(output)
-        keys = ("dataset", "split", "rung")
-        new = {tuple(r[k] for k in keys) for r in rows}
-        kept = [r for r in before if tuple(r[k] for k in keys) not in new]
-        store.write_rows(output, [*kept, *rows])
+    store.replace_rows(output, rows, "dataset", "split", "rung")
 
 
 if __name__ == "__main__":

@@ -49,9 +49,7 @@ def main(records: Annotated[list[str], typer.Argument()], output: Path | None = 
     rows = [row for record in records for row in measured(record)]
     for row in rows:
         print(*row.values())
-    if output is not None:
-        kept = [row for row in store.rows(output) if row["record"] not in records]
-        store.write_rows(output, [*kept, *rows])
+    store.replace_rows(output, rows, "record")
 
 
 if __name__ == "__main__":

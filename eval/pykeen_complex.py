@@ -1,8 +1,9 @@
-"""PyKEEN's own ComplEx as a scorer of kgmlm, for comparisons."""
+"""PyKEEN's models as scorers of kgmlm, and its ComplEx as PyKEEN trains it, for comparisons."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,61 @@ LEARNING_RATE = 0.1
 BATCH = 256
 
 
-class PyKEENComplEx(PlainScorer):
-    """ComplEx as PyKEEN trains and scores it: a softmax over all entities, on both sides of training triples.
+class PyKEENScorer(PlainScorer):
+    """Scores of a PyKEEN model."""
 
-    Training ends at the first epoch after which validation is worse, and the best embeddings are kept.
+    def __init__(self, graph: KnowledgeGraph, model: Any) -> None:
+        super().__init__(len(graph.entities), len(graph.relations))
+        self.model = model
+
+    @torch.no_grad()
+    def score(self, queries: Queries) -> torch.Tensor:
+        """By PyKEEN's own functions."""
+        training = self.model.training
+        scores_BN = torch.empty(len(queries), self.entities)
+        tails, heads = np.flatnonzero(queries.tail_B), np.flatnonzero(~queries.tail_B)
+        if len(tails):
+            scores_BN[tails] = self.model.predict_t(_rows(tails, queries.entity_B, queries.relation_B))
+        if len(heads):
+            scores_BN[heads] = self.model.predict_h(_rows(heads, queries.relation_B, queries.entity_B))
+        self.model.train(training)
+        return scores_BN
+
+
+def _rows(chosen: IntArray, *columns: IntArray) -> torch.Tensor:
+    """Some rows of columns ``(B, 2)``."""
+    return torch.from_numpy(np.stack(columns, 1)[chosen])
+
+
+def complex_loop(graph: KnowledgeGraph, dimension: int) -> tuple[TriplesFactory, LCWATrainingLoop]:
+    """Triples and a training loop of ComplEx: a softmax over all entities, on both sides of training triples.
+
+    Args:
+        dimension: complex numbers per entity.
+    """
+    of = to_factory(graph, "train")
+    factory = TriplesFactory(
+        mapped_triples=of.mapped_triples,
+        entity_to_id=of.entity_to_id,
+        relation_to_id=of.relation_to_id,
+        create_inverse_triples=True,
+    )
+    fresh = partial(torch.nn.init.normal_, std=INITIAL)
+    model = ComplEx(
+        triples_factory=factory,
+        embedding_dim=dimension,
+        loss="crossentropy",
+        entity_initializer=fresh,
+        relation_initializer=fresh,
+        regularizer=None,
+        random_seed=0,
+    )
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=LEARNING_RATE)
+    return factory, LCWATrainingLoop(model=model, triples_factory=factory, optimizer=optimizer)
+
+
+class PyKEENComplEx(PyKEENScorer):
+    """ComplEx, trained until validation is worse after an epoch; the best embeddings are kept.
 
     Args:
         epochs: at most, over the distinct queries of both sides.
@@ -36,26 +88,8 @@ class PyKEENComplEx(PlainScorer):
     """
 
     def __init__(self, graph: KnowledgeGraph, epochs: int, validated: int, dimension: int) -> None:
-        super().__init__(len(graph.entities), len(graph.relations))
-        of = to_factory(graph, "train")
-        factory = TriplesFactory(
-            mapped_triples=of.mapped_triples,
-            entity_to_id=of.entity_to_id,
-            relation_to_id=of.relation_to_id,
-            create_inverse_triples=True,
-        )
-        fresh = partial(torch.nn.init.normal_, std=INITIAL)
-        self.model = ComplEx(
-            triples_factory=factory,
-            embedding_dim=dimension,
-            loss="crossentropy",
-            entity_initializer=fresh,
-            relation_initializer=fresh,
-            regularizer=None,
-            random_seed=0,
-        )
-        optimizer = torch.optim.Adagrad(self.model.parameters(), lr=LEARNING_RATE)
-        loop = LCWATrainingLoop(model=self.model, triples_factory=factory, optimizer=optimizer)
+        factory, loop = complex_loop(graph, dimension)
+        super().__init__(graph, loop.model)
         best: dict[str, torch.Tensor] = {}
         self.mrr: list[float] = []  # after each epoch
         for epoch in range(epochs):
@@ -76,19 +110,3 @@ class PyKEENComplEx(PlainScorer):
             "batch_size": BATCH,
             "valid_mrr": [round(mrr, 5) for mrr in self.mrr],
         }
-
-    @torch.no_grad()
-    def score(self, queries: Queries) -> torch.Tensor:
-        """By PyKEEN's own functions."""
-        scores_BN = torch.empty(len(queries), self.entities)
-        tails, heads = np.flatnonzero(queries.tail_B), np.flatnonzero(~queries.tail_B)
-        if len(tails):
-            scores_BN[tails] = self.model.predict_t(_rows(tails, queries.entity_B, queries.relation_B))
-        if len(heads):
-            scores_BN[heads] = self.model.predict_h(_rows(heads, queries.relation_B, queries.entity_B))
-        return scores_BN
-
-
-def _rows(chosen: IntArray, *columns: IntArray) -> torch.Tensor:
-    """Some rows of columns ``(B, 2)``."""
-    return torch.from_numpy(np.stack(columns, 1)[chosen])

@@ -147,10 +147,7 @@ def main(
     """Measure, and add rows to the record."""
     for name in runs:
         new = row(name, split, pairs)
-        rows = store.rows(output)
-        keys = ("run", "graph", "split")
-        rows = [found for found in rows if any(found[k] != new[k] for k in keys)] + [new]
-        store.write_rows(output, rows)
+        store.replace_rows(output, [new], "run", "graph", "split")
         print(new["graph"], split, json.dumps(new["figures"]), new["weights"], new["seconds"], flush=True)
 
 

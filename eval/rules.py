@@ -106,11 +106,7 @@ def main(
         )
         shown = [f"{row['metrics'][f'both.realistic.{k}']:.4f}" for k in SHOWN]
         print(name, split, *shown, row["rules"], row["cpu_seconds"], flush=True)
-    if output is not None:
-        before = store.rows(output)
-        new = {(r["dataset"], r["split"]) for r in rows}
-        kept = [r for r in before if (r["dataset"], r["split"]) not in new]
-        store.write_rows(output, [*kept, *rows])
+    store.replace_rows(output, rows, "dataset", "split")
 
 
 if __name__ == "__main__":

@@ -76,3 +76,11 @@ def write_rows(path: Path, rows: list[dict[str, Any]], **about: Any) -> None:
     lines = ",\n".join(map(json.dumps, rows))
     more = "".join(f',\n"{key}": {json.dumps(value)}' for key, value in about.items())
     path.write_text(f'{{"rows": [\n{lines}\n]{more}}}\n', "utf-8")
+
+
+def replace_rows(path: Path | None, new: list[dict[str, Any]], *keys: str) -> None:
+    """Write rows in place of those of a file with the same keys; nothing where there is no path."""
+    if path is not None:
+        there = {tuple(row[key] for key in keys) for row in new}
+        kept = [row for row in rows(path) if tuple(row[key] for key in keys) not in there]
+        write_rows(path, [*kept, *new])

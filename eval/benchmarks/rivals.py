@@ -11,16 +11,21 @@ many of one thread, which loses nothing by sharing. Snapshots are measured in be
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import pykeen_complex
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.evaluation.pykeen import to_factory
@@ -67,71 +72,32 @@ class Clock:
             raise _Stop
 
 
-class PyKEENScorer(PlainScorer):
-    """Scores of a PyKEEN model."""
-
-    def __init__(self, graph: KnowledgeGraph, model: Any) -> None:
-        super().__init__(len(graph.entities), len(graph.relations))
-        self.model = model
-
-    @torch.no_grad()
-    def score(self, queries: Queries) -> torch.Tensor:
-        """By PyKEEN's own functions."""
-        training = self.model.training
-        scores_BN = torch.empty(len(queries), self.entities)
-        tails, heads = np.flatnonzero(queries.tail_B), np.flatnonzero(~queries.tail_B)
-        if len(tails):
-            rows = _rows(tails, queries.entity_B, queries.relation_B)
-            scores_BN[tails] = self.model.predict_t(rows)
-        if len(heads):
-            rows = _rows(heads, queries.relation_B, queries.entity_B)
-            scores_BN[heads] = self.model.predict_h(rows)
-        self.model.train(training)
-        return scores_BN
-
-
-def _rows(chosen: IntArray, *columns: IntArray) -> torch.Tensor:
-    """Some rows of columns ``(B, 2)``."""
-    return torch.from_numpy(np.stack(columns, 1)[chosen])
-
-
 def train_pykeen(
     name: str, graph: KnowledgeGraph, minutes: Sequence[float], snapshot: Snapshot
 ) -> dict[str, Any]:
     """Train PyKEEN's ComplEx or TransE; returns what it was trained by."""
     from pykeen.losses import NSSALoss
-    from pykeen.models import ComplEx, TransE
-    from pykeen.training import LCWATrainingLoop, SLCWATrainingLoop, TrainingCallback
-    from pykeen.triples import TriplesFactory
+    from pykeen.models import TransE
+    from pykeen.training import SLCWATrainingLoop, TrainingCallback
 
-    of = to_factory(graph, "train")
-    factory = TriplesFactory(
-        mapped_triples=of.mapped_triples,
-        entity_to_id=of.entity_to_id,
-        relation_to_id=of.relation_to_id,
-        create_inverse_triples=name == "complex",
-    )
     if name == "complex":
-        fresh = partial(nn.init.normal_, std=1e-3)
-        model: Any = ComplEx(
-            triples_factory=factory, embedding_dim=200, loss="crossentropy", entity_initializer=fresh,
-            relation_initializer=fresh, regularizer=None, random_seed=0,
-        )  # fmt: skip
-        optimizer: Any = torch.optim.Adagrad(model.parameters(), lr=0.1)
-        loop: Any = LCWATrainingLoop(model=model, triples_factory=factory, optimizer=optimizer)
-        how: dict[str, Any] = {"batch_size": 256}
-        about = {"dimension": 200, "loop": "LCWA, inverse triples", "optimizer": "Adagrad, 0.1", **how}
+        found, loop = pykeen_complex.complex_loop(graph, 200)
+        factory: Any = found
+        how: dict[str, Any] = {"batch_size": pykeen_complex.BATCH}
+        optimizer: Any = f"Adagrad, {pykeen_complex.LEARNING_RATE}"
+        about = {"dimension": 200, "loop": "LCWA, inverse triples", "optimizer": optimizer, **how}
     else:
         loss = NSSALoss(margin=9.0, adversarial_temperature=1.0)
+        factory = to_factory(graph, "train")
         model = TransE(triples_factory=factory, embedding_dim=200, loss=loss, random_seed=0)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         negatives = {"num_negs_per_pos": 64}
-        loop = SLCWATrainingLoop(
+        loop: Any = SLCWATrainingLoop(
             model=model, triples_factory=factory, optimizer=optimizer, negative_sampler_kwargs=negatives
         )
         how = {"batch_size": 512}
         about = {"dimension": 200, "loop": "sLCWA, 64 negatives", "optimizer": "Adam, 0.001", **how}
-    scorer = PyKEENScorer(graph, model)
+    scorer = pykeen_complex.PyKEENScorer(graph, loop.model)
     clock = Clock(minutes, snapshot)
 
     class Ticks(TrainingCallback):
