@@ -81,8 +81,7 @@ def train_pykeen(
     from pykeen.training import SLCWATrainingLoop, TrainingCallback
 
     if name == "complex":
-        found, loop = pykeen_complex.complex_loop(graph, 200)
-        factory: Any = found
+        factory, loop = pykeen_complex.complex_loop(graph, 200)
         how: dict[str, Any] = {"batch_size": pykeen_complex.BATCH}
         optimizer: Any = f"Adagrad, {pykeen_complex.LEARNING_RATE}"
         about = {"dimension": 200, "loop": "LCWA, inverse triples", "optimizer": optimizer, **how}
@@ -92,7 +91,7 @@ def train_pykeen(
         model = TransE(triples_factory=factory, embedding_dim=200, loss=loss, random_seed=0)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         negatives = {"num_negs_per_pos": 64}
-        loop: Any = SLCWATrainingLoop(
+        loop = SLCWATrainingLoop(
             model=model, triples_factory=factory, optimizer=optimizer, negative_sampler_kwargs=negatives
         )
         how = {"batch_size": 512}

@@ -221,7 +221,7 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
 def _least_text(
     settings: Settings, graph: KnowledgeGraph, found: Speed, steps: float = FLOOR
 ) -> tuple[float, float]:
-    """Seconds of a step of the masked LM, and of so many steps with the entity vectors at their end."""
+    """Seconds of a step of the masked LM, and of ``steps`` of them with the reading of all entity vectors."""
     asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * found.tokens)
     entity = min(settings.vector.max_length, found.tokens) if settings.vector.enabled else 0
     # Forward, and backward twice as long.
