@@ -19,7 +19,7 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Result
 from kgmlm.graphs.cards import Card, Counts, card_names, fetch, find_card, read_card
 from kgmlm.graphs.checks import LISTED, check_graph, lines_of
-from kgmlm.graphs.datasets import load_graph, unread_files, write_folder
+from kgmlm.graphs.datasets import load_graph, tell_unread, write_folder
 from kgmlm.graphs.entities import Entity
 from kgmlm.graphs.graph import Dataset
 from kgmlm.graphs.names import Resolver
@@ -249,9 +249,7 @@ def check(
     graph = load_graph(dataset, skip_header=skip_header, weighted=weighted)
     card = _card_of(dataset)
     report = check_graph(graph, card.counts if card else None)
-    folder = Path(dataset) if isinstance(dataset, str | Path) else None
-    if folder is not None and folder.is_dir():
-        report["unread_files"] = unread_files(folder)
+    report["unread"] = dict(graph.unread)
     if model is not None:
         from kgmlm.core.progress import quiet_transformers
 
@@ -348,6 +346,7 @@ def split(
         raise ConfigError("--valid and --test go with --random")
     target, watch = as_path(output, "the output"), watcher_of(progress)
     graph = source = load_graph(dataset, skip_header=skip_header, weighted=weighted)
+    tell_unread(graph, watch.tell)
     if unseen_entities is None:
         twice = repeated(graph.splits["train"])
         graph = split_random(graph, valid, test, seed)

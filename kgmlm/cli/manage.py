@@ -389,7 +389,8 @@ def feedback(
             run, minutes=minutes, output=output, batch_size=batch_size, device=device, progress=Bars(quiet)
         )
         if not as_json:
-            print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected")
+            back = f", {found['taken_back']:,} taken back" if found["taken_back"] else ""
+            print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected{back}")
             if found["passed"]:
                 tell(f"{counted(found['passed'], 'judgment')} skipped: the graph lacks an entity or relation")
         print_update(found, as_json)

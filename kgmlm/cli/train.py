@@ -301,7 +301,8 @@ UPDATE: Options = {
     "triples": option(
         Path | None,
         None,
-        "New training triples: a file of head, relation and tail. What is no entity yet becomes one.",
+        "New training triples: a file of head, relation and tail. A label that is neither known nor exactly "
+        "a known name becomes a new entity.",
         read=True,
     ),
     "entities": option(
@@ -317,6 +318,11 @@ UPDATE: Options = {
         None,
         "A file of triples that are known to be false: training leaves them out.",
         read=True,
+    ),
+    "match_names": flag(
+        "--match-names",
+        "Take a label that differs from a known label, name or alias by case, Unicode form, blanks or "
+        "underscores alone for the same, instead of for a new one.",
     ),
     "minutes": option(
         float | None,

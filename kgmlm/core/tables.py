@@ -11,7 +11,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -187,6 +187,14 @@ def wrong_count(fields: Sequence[str], expected: int, separator: str) -> str:
         if other != separator and (count == expected - 1 or (len(fields) == 1 and count >= expected - 1)):
             call = f", or name the file .{_NAMED[other]}" if other in _NAMED else ""
             return f"{message}; it has {name}: write {kind}s{call}"
+    if separator == "\t" and len(fields) == 1:
+        if re.match(r"(<[^<>]+>|_:\S+)\s+<[^<>]+>\s", line):
+            return f"{message}; it looks like N-Triples, which `kgmlm data import --format ntriples` reads"
+        if len(line.split(" ")) == expected:
+            return (
+                f"{message}, but {expected} with single blanks between them: write tabs, or read the file by "
+                f"`kgmlm data import --columns 1,2,3 --separator ' '`"
+            )
     if len(fields) > expected:
         return f"{message}: keep head, relation and tail alone" if expected == len(TRIPLE) else message
     return message
@@ -221,7 +229,7 @@ def separator_of(path: Path) -> str:
 
 
 _HEADERS = (
-    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start"},
+    {"head", "h", "subject", "subj", "s", "source", "src", "from", "start", "node1", "node 1", "entity1"},
     {
         "relation",
         "relationship",
@@ -234,8 +242,24 @@ _HEADERS = (
         "edge",
         "edge type",
         "type",
+        "label",
+        "relation type",
     },
-    {"tail", "t", "object", "obj", "o", "target", "dst", "destination", "to", "end"},
+    {
+        "tail",
+        "t",
+        "object",
+        "obj",
+        "o",
+        "target",
+        "dst",
+        "destination",
+        "to",
+        "end",
+        "node2",
+        "node 2",
+        "entity2",
+    },
 )
 
 
@@ -247,23 +271,24 @@ def header_columns(row: Sequence[str]) -> list[int] | None:
     return named if sorted(named) == [0, 1, 2] else None
 
 
-def truths(labels: Sequence[str], origin: str, first: int = 1) -> list[bool]:
+def truths(labels: Sequence[str], where: str, first: int = 1) -> list[bool]:
     """Read a column of labels: 1 is true, and either -1 or 0 is false.
 
     Args:
-        first: the line of the first label.
+        where: how an error names the place of a label, before its number.
+        first: the number (or line) of the first label.
 
     Raises:
-        DataError: naming the line, for anything else, or where both -1 and 0 are used.
+        DataError: naming the place, for anything else, or where both -1 and 0 are used.
     """
     false = next((label for label in labels if label != "1"), "0")
     for number, label in enumerate(labels, first):
         if label not in ("1", "-1", "0"):
             kinds = f"it must be 1 (true), or -1 or 0 (false){_hint(label)}"
-            raise DataError(f"{origin}:{number}: the label is '{label}'; {kinds}")
+            raise DataError(f"{where}{number}: the label is '{label}'; {kinds}")
         if label not in ("1", false):
             raise DataError(
-                f"{origin}:{number}: the label is '{label}', but {false} stood for false before; use one"
+                f"{where}{number}: the label is '{label}', but {false} stood for false before; use one"
             )
     return [label == "1" for label in labels]
 
@@ -392,7 +417,7 @@ def truths_of(table: pa.Table, origin: str, first: int = 1) -> BoolArray | None:
         return None
     column = table.column(LABEL).cast(pa.string())
     if not set(column.unique().to_pylist()) <= {"1", "0"}:
-        return np.array(truths(column.to_pylist(), origin, first), np.bool_)
+        return np.array(truths(column.to_pylist(), f"{origin}:", first), np.bool_)
     true: BoolArray = pc.equal(column, "1").to_numpy()
     return true
 
@@ -458,10 +483,29 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str] =
     for name, column in zip(wanted, table.columns, strict=True):
         try:
             column.validate(full=True)  # text that is no UTF-8
-            columns.append(column.cast(pa.large_string()))
+            columns.append((_whole_numbers(column) if name == LABEL else column).cast(pa.large_string()))
         except pa.ArrowException as error:
             raise DataError(f"{path}: the column '{name}' is no text: {first_line(error)}") from None
     return pa.Table.from_arrays(columns, wanted)
+
+
+def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of truths or of whole numbers as integers, any other as it is."""
+    try:
+        if pa.types.is_boolean(column.type) or pa.types.is_floating(column.type):
+            return column.cast(pa.int64())
+    except pa.ArrowInvalid:  # 0.5
+        pass
+    return column
+
+
+def unread_columns(path: Path) -> list[str]:
+    """The columns of a Parquet file of triples that :func:`read_triples` does not read.
+
+    Other files of triples have no further columns: they are refused.
+    """
+    names = columns_of(path) if path.suffix == ".parquet" else []
+    return [name for name in names if name not in (*ENDS, LABEL)]
 
 
 def _check_columns(
@@ -493,6 +537,39 @@ def _lines(path: Path, data: bytes | pa.Table) -> Iterator[tuple[int, list[str]]
     )
     for number, row in enumerate(chain.from_iterable(rows), 1):
         yield number, [x or "" for x in row]
+
+
+def read_labels(path: Path, names: Collection[str]) -> list[str] | None:
+    """The labels of a file that has one on each line and no header; None of any other file.
+
+    Args:
+        names: of columns: one of them in the first line is a header.
+
+    Raises:
+        DataError: for a blank line, a label that is there twice, or an empty file.
+    """
+    if path.suffix == ".parquet":
+        return None
+    lines = list(parse_lines(files.read_bytes(path), str(path), separator_of(path)))
+    if not lines or lines[0][1][0] in names or any(len(fields) != 1 for _, fields in lines):
+        return None
+    first: dict[str, int] = {}
+    for number, (label,) in lines:
+        if not label:
+            raise DataError(f"{path}:{number}: the line is blank")
+        if label in first:
+            raise DataError(f"{path}:{number}: label '{label}' stands already on line {first[label]}")
+        first[label] = number
+    return list(first)
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names of the columns of a table with a header."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return list(pq.read_schema(path).names)
+    return next(parse_lines(files.read_bytes(path), str(path), separator_of(path)), (0, []))[1]
 
 
 def read_texts(path: Path, required: Sequence[str], optional: Sequence[str], taken: Any = None) -> pa.Table:

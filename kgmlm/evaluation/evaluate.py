@@ -19,7 +19,7 @@ from kgmlm.core.results import Result
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.evaluation.evaluator import Ranking
 from kgmlm.evaluation.task import Scope
-from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.datasets import load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
 from kgmlm.runs.folder import RunFolder, open_folder
@@ -275,6 +275,8 @@ def evaluate(
     else:
         check_dataset(graph, TRAINING, watch.tell)
     other = None if graph is None else load_graph(graph, skip_header=asked.skip_header)
+    if other is not None:
+        tell_unread(other, watch.tell)
     (other or folder.graph).triples(asked.protocol.split)  # says so before the heavy imports
     own, further = (run.graph, run.extended_graph) if isinstance(run, Run) else (folder.graph, None)
     scope, unchecked = scope_of(

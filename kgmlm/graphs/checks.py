@@ -406,7 +406,7 @@ def _about_linked(report: Mapping[str, Any]) -> str:
 def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
     """The report of :func:`check_graph` as people read it: lines, by heading."""
     top, odd, new = report["ceiling"], report["listed"], report["unseen_relations"]
-    nameless, unread = report["nameless_blank_nodes"], report.get("unread_files", {})
+    nameless, unread = report["nameless_blank_nodes"], report.get("unread", {})
     shared = _examples(
         odd["shared_names"], lambda x: f"'{x['name']}' ({', '.join(_listed(x['entities'], 3))})"
     )
@@ -426,7 +426,7 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
         "shared between splits": [_pairs(report["shared"])],
         "entities named by their label": [f"{report['without_name']:,}"],
         **({"blank nodes without a name": [f"{nameless:,}"]} if nameless else {}),
-        **({"files that nobody reads": [_unread(*x) for x in unread.items()]} if unread else {}),
+        **({"not read": [_unread(*x) for x in unread.items()]} if unread else {}),
         "entities without a description": [f"{report['without_description']:,}"],
         **_about_types(report["types"]),
         **{

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from kgmlm.core.machine import release_memory
 from kgmlm.core.tables import (
     ENDS,
     LABEL,
+    columns_of,
+    read_labels,
     read_texts,
     read_triples,
     rows_of,
@@ -158,7 +160,7 @@ TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
 }
 
 # --- loading ----------------------------------------------------------------------------------------------
-ATTRIBUTES = "attributes"
+ATTRIBUTES, FACTS = "attributes", "facts"
 ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types", "aliases"))
 
 
@@ -188,7 +190,7 @@ MISNAMED = {
 
 def _check_names(folder: Path) -> None:
     """Refuse files that were meant for a table of the folder and would be overlooked."""
-    stems = (*SPLITS, "entities", "relations", ATTRIBUTES)
+    stems = (*SPLITS, "entities", "relations", ATTRIBUTES, FACTS)
     for path in sorted(folder.iterdir()):
         suffix = next((s for s in tables.SUFFIXES if path.name.casefold().endswith(s)), None)
         if suffix is None or not path.is_file():
@@ -285,7 +287,9 @@ def _check_headers(paths: Mapping[str, Path], graph: KnowledgeGraph, skip_header
 
 
 def _listed(path: Path) -> set[str]:
-    """The labels of a table of texts."""
+    """The labels of a table of texts, or of a list."""
+    if (labels := read_labels(path, sum(ENTITY_COLUMNS, ()))) is not None:
+        return {*labels}
     return set(read_texts(path, ("label",), ()).column("label").to_pylist())
 
 
@@ -301,24 +305,52 @@ KNOWN_FILES = {
 _NO_DATA = ("readme", "license", "licence", "card")
 
 
-def unread_files(folder: Path) -> dict[str, str]:
-    """Files beside the triples that look like data and that :func:`read_folder` does not read.
+_DATA = (
+    ".txt", ".tsv", ".csv", ".tab", ".json", ".jsonl", ".ndjson", ".dict", ".parquet", ".xlsx", ".nt", ".ttl",
+)  # fmt: skip
+_MEANT = {
+    "types": ("type", "category", "categories", "kind", "class"),
+    "aliases": ("alias", "synonym", "synonyms"),
+    "description": ("desc", "definition", "comment", "text"),
+}
+
+
+def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
+    """Files beside those that were read, and columns in these, that :func:`read_folder` does not read.
 
     Returns:
         Name to what to do with it; empty where nobody knows.
     """
-    stems = (*SPLITS, "entities", "relations", ATTRIBUTES)
-    read = {path for stem in stems if (path := tables.find_table(folder, stem))}
-    found = {}
+    left: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
         name = path.name.casefold()
-        data = name.removesuffix(".gz").endswith(
-            (".txt", ".tsv", ".csv", ".json", ".jsonl", ".dict", ".parquet")
-        )
-        if path.is_file() and data and path not in read and not name.startswith(_NO_DATA):
+        data = name.removesuffix(".gz").endswith(_DATA)
+        if path.is_file() and data and path not in paths.values() and not name.startswith(_NO_DATA):
             false = "a fourth column, -1, of valid and test says what is false" if "negatives" in name else ""
-            found[path.name] = KNOWN_FILES.get(name, false)
-    return found
+            left[path.name] = KNOWN_FILES.get(name, false)
+    for stem, path in paths.items():
+        known: Collection[str] = (*ENDS, LABEL)
+        if stem in ("entities", "relations"):
+            known = sum(ENTITY_COLUMNS, ()) if stem == "entities" else ("label", "name")
+        elif stem == ATTRIBUTES or path.suffix != ".parquet":
+            continue
+        for column in columns_of(path) if _has_header(path, known) else ():
+            if column not in known:
+                meant = next((m for m, names in _MEANT.items() if column.casefold() in names), None)
+                remedy = f"the column '{meant}' has such texts" if meant in known else ""
+                left[f"the column '{column}' of {path.name}"] = remedy
+    return left
+
+
+def _has_header(path: Path, names: Collection[str]) -> bool:
+    """Return whether a table names its columns; a list of labels does not."""
+    return path.suffix == ".parquet" or bool({*columns_of(path)} & {*names})
+
+
+def tell_unread(graph: KnowledgeGraph, tell: Callable[[str], None]) -> None:
+    """Name the files and columns beside those that were read."""
+    for name, remedy in graph.unread.items():
+        tell(f"not read: {name}" + (f" ({remedy})" if remedy else ""))
 
 
 def read_folder(
@@ -331,7 +363,8 @@ def read_folder(
     header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
     ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
     are candidates too. Names that are missing are the labels with blanks for underscores. ``attributes`` has
-    ``entity``, ``attribute`` and ``value``, which descriptions tell in words.
+    ``entity``, ``attribute`` and ``value``, which descriptions tell in words. The folders of rule learners
+    have further training triples in ``facts``, and lists of labels as ``entities`` and ``relations``.
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
@@ -345,7 +378,7 @@ def read_folder(
     paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
-    splits, negatives, confidence = {}, {}, None
+    splits, negatives, notes, confidence = {}, {}, dict[str, int](), None
     for split, file in paths.items():
         if weighted and split == "train":
             table = _read_triples(file, skip_header)
@@ -356,18 +389,32 @@ def read_folder(
         splits[split] = table if true is None else table.filter(pa.array(true))
         if true is not None and not true.all():
             negatives[split] = table.filter(pa.array(~true))
-    texts = TextColumns()
+    if path := tables.find_table(folder, FACTS):
+        paths[FACTS] = path
+        table, true = read_labeled(path, skip_header=skip_header)
+        if true is not None:
+            raise DataError(
+                f"{path} has labels of truth in a fourth column; they belong into {paths['train'].name}"
+            )
+        notes[f"further training triples, of {path.name}"] = len(table)
+        splits["train"] = pa.concat_tables([splits["train"], table])
+    texts = TextColumns(notes=notes)
+    extra: Any = ()
     if path := tables.find_table(folder, "entities"):
         paths["entities"] = path
-        texts.columns = read_texts(path, *ENTITY_COLUMNS)
+        extra = read_labels(path, sum(ENTITY_COLUMNS, ()))
+        if extra is None:
+            texts.columns = read_texts(path, *ENTITY_COLUMNS)
+            extra = texts.columns.column("label")
     if path := tables.find_table(folder, "relations"):
         paths["relations"] = path
-        texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
+        if read_labels(path, ("label", "name")) is None:
+            texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
     graph = build_graph(
         name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
         splits,
         texts,
-        extra_entities=() if texts.columns is None else texts.columns.column("label"),
+        extra_entities=extra,
         sources={p.name: files.sha256(p) for p in paths.values()},
         negatives=negatives,
     )
@@ -375,7 +422,9 @@ def read_folder(
     if confidence is not None:
         graph = replace(graph, doubts=Doubts.of(graph.splits["train"], confidence))
     if path := tables.find_table(folder, ATTRIBUTES):
+        paths[ATTRIBUTES] = path
         graph = _with_attributes(graph, path)
+    graph = replace(graph, unread=unread(folder, paths))
     del splits, negatives, texts
     release_memory()
     return graph

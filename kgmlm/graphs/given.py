@@ -10,9 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.files import as_path
-from kgmlm.core.tables import ENDS, header_columns, read_triples, rows_of
+from kgmlm.core.tables import (
+    ENDS,
+    LABEL,
+    header_columns,
+    read_triples,
+    rows_of,
+    truths,
+    truths_of,
+    unread_columns,
+)
 from kgmlm.graphs.entities import LISTS, TEXT_COLUMNS, EntityTable, completed
 
 if TYPE_CHECKING:
@@ -27,21 +37,21 @@ def labeled_triples(triples: Triples) -> list[tuple[str, str, str]]:
     """Triples as a list.
 
     Args:
-        triples: (head, relation, tail) by labels or names: an iterable, an array ``(n, 3)``, or a DataFrame
-            with columns of these names (or with three columns).
+        triples: (head, relation, tail) by labels or names: an iterable, an array or tensor ``(n, 3)``, or a
+            DataFrame with columns of these names (or with three columns). Integers are labels, as in files.
 
     Raises:
         QueryError: naming the first that is no such triple.
 
-    >>> labeled_triples([("France", "borders", "Spain")])
-    [('France', 'borders', 'Spain')]
+    >>> labeled_triples([("France", "borders", "Spain"), (0, 0, 1)])
+    [('France', 'borders', 'Spain'), ('0', '0', '1')]
     """
-    found = []
+    rows = []
     for n, (head, relation, tail) in enumerate(labeled_queries(triples, "triples"), 1):
         if head is None or tail is None:
             raise QueryError(f"triple {n} has no {'head' if head is None else 'tail'}")
-        found.append((head, relation, tail))
-    return found
+        rows.append((head, relation, tail))
+    return rows
 
 
 class GivenTriples(NamedTuple):
@@ -51,31 +61,88 @@ class GivenTriples(NamedTuple):
         rows: (head, relation, tail).
         where: how an error names the place of a triple, before its number.
         start: the number of the first.
+        true: ``(n,)`` which of them are true, where a column ``label`` says so; None where all are.
+        unread: the columns that are not read.
     """
 
     rows: Sequence[tuple[str, str, str]]
     where: str = "triple "
     start: int = 1
+    true: BoolArray | None = None
+    unread: Sequence[str] = ()
 
     @classmethod
-    def of(cls, triples: Triples | str | Path) -> GivenTriples:
+    def of(cls, triples: Triples | str | Path, *, skip_header: bool = False) -> GivenTriples:
         """Triples from Python, or of a file with or without a header.
 
+        Args:
+            skip_header: leave out the first line of a TSV or CSV file, whatever it says.
+
         Raises:
-            DataError: when the file cannot be read.
+            DataError: when the file cannot be read, or a label is neither 1 nor one of -1 and 0.
             QueryError: naming the first that is no triple.
         """
         if not isinstance(triples, str | Path):
-            return cls(labeled_triples(triples))
+            true, unread = _further_columns(triples)
+            return cls(labeled_triples(triples), true=true, unread=unread)
         path = as_path(triples, "the file of triples")
-        rows = [(head, relation, tail) for head, relation, tail in rows_of(read_triples(path))]
-        has_header = path.suffix != ".parquet" and header_columns(rows[0]) == [0, 1, 2]
-        return cls(rows[has_header:], f"{path}:", 1 + has_header)
+        table = read_triples(path, labeled=True)
+        skipped = 0
+        if path.suffix != ".parquet":
+            skipped = int(skip_header or header_columns(rows_of(table.slice(0, 1))[0]) == [0, 1, 2])
+        table = table.slice(skipped)
+        rows = [(head, relation, tail) for head, relation, tail in rows_of(table.select(ENDS))]
+        true = truths_of(table, str(path), 1 + skipped)
+        return cls(rows, f"{path}:", 1 + skipped, true, unread_columns(path))
 
     def numbered(self) -> Iterator[tuple[str, tuple[str, str, str]]]:
         """Yield each triple with its place, as errors name it."""
         for number, row in enumerate(self.rows, self.start):
             yield f"{self.where}{number}", row
+
+    def divided(self) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+        """The triples that are true, and those that are false."""
+        if self.true is None:
+            return list(self.rows), []
+        both = list(zip(self.rows, self.true.tolist(), strict=True))
+        return [row for row, true in both if true], [row for row, true in both if not true]
+
+    def unread_notes(self) -> Iterator[str]:
+        """Yield a sentence on the columns that are not read, if there are any."""
+        if self.unread:
+            named = ", ".join(f"'{name}'" for name in self.unread)
+            yield f"not read: the {'column' if len(self.unread) == 1 else 'columns'} {named} of the triples"
+
+
+def _further_columns(triples: Any) -> tuple[BoolArray | None, list[str]]:
+    """Read which triples of a DataFrame are true by its column ``label``, and its columns that are not read.
+
+    Raises:
+        DataError: for a label that is neither 1 nor one of -1 and 0.
+    """
+    if not hasattr(triples, "columns"):
+        return None, []
+    columns = [str(column) for column in triples.columns]
+    if not set(ENDS) <= set(columns):
+        return None, []
+    unread = [name for name in columns if name not in (*ENDS, LABEL)]
+    if LABEL not in columns:
+        return None, unread
+    labels = [_label_of_truth(value) for value in triples[triples.columns[columns.index(LABEL)]]]
+    return np.array(truths(labels, "triple "), np.bool_), unread
+
+
+def _label_of_truth(value: Any) -> str:
+    """A label of truth as files have it: 1.0 and True are "1".
+
+    >>> _label_of_truth(True), _label_of_truth(-1.0), _label_of_truth("0")
+    ('1', '-1', '0')
+    """
+    if isinstance(value, bool | np.bool_ | int | np.integer) or (
+        isinstance(value, float | np.floating) and float(value).is_integer()
+    ):
+        return str(int(value))
+    return "" if is_missing(value) else str(value)
 
 
 def labeled_queries(
@@ -85,20 +152,38 @@ def labeled_queries(
     one = what.removesuffix("s") if what == "triples" else "query"
     given: Any = queries
     rows: Any = _rows_of_table(given, what) if hasattr(given, "columns") else given
+    if hasattr(rows, "shape") and hasattr(rows, "tolist"):  # an array or a tensor, on whatever device
+        rows = rows.tolist()
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise QueryError(f"{what} are a list of (head, relation, tail), not {queries!r:.80}")
-    found: list[tuple[str | None, str, str | None]] = []
+    labeled: list[tuple[str | None, str, str | None]] = []
     for n, row in enumerate(rows, 1):
         if isinstance(row, str | bytes | Mapping) or not isinstance(row, Iterable):
             raise QueryError(f"{what} are a list of (head, relation, tail), but {one} {n} is {row!r:.80}")
-        values = [None if is_missing(value) else value for value in row]
+        values = [as_label(value) for value in row]
         if len(values) != len(ENDS):
             raise QueryError(f"{one} {n} is not (head, relation, tail): it has {len(values)} parts")
         for end, value in zip(ENDS, values, strict=True):
             if not isinstance(value, str) and (value is not None or end == "relation"):
-                raise QueryError(f"the {end} of {one} {n} is {value!r:.80}, which is no label or name")
-        found.append((values[0], str(values[1]), values[2]))
-    return found
+                raise QueryError(
+                    f"the {end} of {one} {n} is {value!r:.80}, which is no label or name (`.astype(str)` "
+                    "makes labels of a column)"
+                )
+        labeled.append((values[0], str(values[1]), values[2]))
+    return labeled
+
+
+def as_label(value: Any) -> Any:
+    """An integer as the label that it is in files; None for what is missing; anything else as it is.
+
+    >>> as_label(7), as_label(np.int64(7)), as_label(float("nan")), as_label(True)
+    ('7', '7', None, True)
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return str(int(value))
+    return None if is_missing(value) else value
 
 
 def is_missing(value: Any) -> bool:

@@ -32,7 +32,14 @@ from kgmlm.graphs.entities import (
     completed,
     humanize,
 )
-from kgmlm.graphs.given import Triples, is_pykeens, labeled_entities, labeled_triples, texts_by_label
+from kgmlm.graphs.given import (
+    GivenTriples,
+    Triples,
+    is_pykeens,
+    labeled_entities,
+    labeled_triples,
+    texts_by_label,
+)
 from kgmlm.graphs.queries import (
     SPLITS,
     FilterIndex,
@@ -70,6 +77,7 @@ class KnowledgeGraph:
         negatives: split name to (n, 3) ids of triples that its file says are false; most graphs have none.
         doubts: training triples that are not quite sure, where a graph has some.
         links: training triples by entity, where a run keeps them so.
+        unread: files and columns beside those that were read, each with a remedy (or nothing).
     """
 
     name: str
@@ -81,6 +89,7 @@ class KnowledgeGraph:
     negatives: Mapping[str, IntArray] = field(default_factory=dict)
     doubts: Doubts | None = None
     links: Links | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_triples(
@@ -100,7 +109,8 @@ class KnowledgeGraph:
         """A graph of triples in memory.
 
         Args:
-            train, valid, test: (head, relation, tail) by label: a list, an array or a DataFrame.
+            train, valid, test: (head, relation, tail) by label: a list, an array, a tensor or a DataFrame,
+                whose column ``label`` may say which triples are true (1) and which are false (-1 or 0).
             names, descriptions: of entities, by label; what has no name is called by its label, as words.
             entities: instead, a table with the column label and, if you like, name, description, surface and
                 types; entities that no triple has are candidates, too.
@@ -119,11 +129,19 @@ class KnowledgeGraph:
             >>> graph.entities[2].name, graph.entities[2].description
             ('paris', 'a city on the Seine')
         """
-        given = {"train": train, "valid": valid, "test": test}
-        splits = {split: rows for split, of in given.items() if (rows := labeled_triples(of))}
-        for split, rows in splits.items():
-            if empty := next((n for n, row in enumerate(rows, 1) if not all(row)), 0):
+        splits, negatives, unread = {}, {}, dict[str, str]()
+        for split, of in (("train", train), ("valid", valid), ("test", test)):
+            given = (
+                GivenTriples.of(of) if not isinstance(of, str | Path) else GivenTriples(labeled_triples(of))
+            )
+            if empty := next((n for n, row in enumerate(given.rows, 1) if not all(row)), 0):
                 raise DataError(f"triple {empty} of {split} has an empty label")
+            true, false = given.divided()
+            if given.rows:
+                splits[split] = true
+            if false:
+                negatives[split] = false
+            unread |= dict.fromkeys((f"the column '{column}' of {split}" for column in given.unread), "")
         if entities is not None and (names is not None or descriptions is not None):
             raise DataError("give either a table of entities, or names and descriptions")
         texts = TextColumns(relations=texts_by_label(relation_names, "relation_names"))
@@ -134,7 +152,8 @@ class KnowledgeGraph:
         else:
             texts.names = texts_by_label(names, "names")
             texts.descriptions = texts_by_label(descriptions, "descriptions")
-        graph = build_graph(name, splits, texts, extra_entities=extra)
+        graph = build_graph(name, splits, texts, extra_entities=extra, negatives=negatives)
+        graph = replace(graph, unread=unread)
         told = dict[str, list[tuple[str, str]]]()
         for entity, attribute, value in attributes:
             told.setdefault(entity, []).append((attribute, value))

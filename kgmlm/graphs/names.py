@@ -17,6 +17,8 @@ from kgmlm.core.errors import QueryError
 from kgmlm.graphs.entities import (
     by_python,
     folded,
+    humanize,
+    text_array,
     text_scalar,
     tidy,
 )
@@ -58,7 +60,7 @@ class Resolver:
         table = self.graph.entities.table
         same = table.column("surface").equals(table.column("name"))
         columns = [table.column("name")] if same else [table.column("name"), table.column("surface")]
-        return [pa.chunked_array([_folded(part) for part in column.chunks]) for column in columns]
+        return [_folded_column(column) for column in columns]
 
     def _named(self, text: str) -> list[int]:
         """The entities of a name: those that have it letter by letter, else whatever the case and form, else
@@ -87,49 +89,21 @@ class Resolver:
             QueryError: when the name is ambiguous (listing labels to choose from) or unknown (suggesting
                 the nearest).
         """
-        found = self.entity_if(text)
-        if found is None:
-            raise QueryError(f"no entity has the label or name '{text}'{_meant(self.near(text))}")
-        return found
-
-    def entity_if(self, text: str) -> int | None:
-        """As :meth:`entity`; None where it is unknown.
-
-        Raises:
-            QueryError: when the name is ambiguous.
-        """
         _check_text(text)
         entities = self.graph.entities
         for form in dict.fromkeys((text, text.strip(), unicodedata.normalize("NFC", text.strip()))):
             if (labeled := entities.find(form)) is not None:
                 return labeled
-        found = self._named(text)
-        if len(found) > 1:
-            listed = "; ".join(
-                f"{e.label} ({e.surface}{': ' + e.description[:50] if e.description else ''})"
-                for e in map(entities.__getitem__, found[:10])
-            )
-            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
-            raise QueryError(f"'{text}' names {len(found)} entities; give a label: {listed}{more}")
-        return found[0] if found else None
+        named = self._named(text)
+        if not named:
+            raise QueryError(f"no entity has the label or name '{text}'{_meant(self.near(text))}")
+        return the_one_entity(self.graph, text, named)
 
     def relation(self, text: str) -> int:
         """Id of a relation by label or name.
 
         Raises:
             QueryError: when it is unknown or ambiguous.
-        """
-        found = self.relation_if(text)
-        if found is None:
-            known = [*map(folded, (r.name for r in self.graph.relations)), *self.graph.relations.index]
-            raise QueryError(f"no relation has the label or name '{text}'{_meant(_nearest(text, known))}")
-        return found
-
-    def relation_if(self, text: str) -> int | None:
-        """As :meth:`relation`; None where it is unknown.
-
-        Raises:
-            QueryError: when the name is ambiguous.
         """
         _check_text(text)
         relations = self.graph.relations
@@ -140,11 +114,9 @@ class Resolver:
         alike = {
             i: (relation.name,) for i, relation in enumerate(relations) if folded(relation.name) == asked
         }
-        found = _closest(text, alike)
-        if len(found) > 1:
-            labels = "; ".join(relations[i].label for i in found)
-            raise QueryError(f"'{text}' names {len(found)} relations; give a label: {labels}")
-        return found[0] if found else None
+        if not alike:
+            raise QueryError(f"no relation has {_meant_relation(self.graph, text)}")
+        return the_one_relation(self.graph, text, _closest(text, alike))
 
     def near(self, text: str) -> list[str]:
         """Names of entities that are like an unknown one; of a large graph, those that begin as it does."""
@@ -167,6 +139,186 @@ class Resolver:
         return Query(self.entity(known), self.relation(relation), "head" if head is None else "tail")
 
 
+class ExactResolver:
+    """Labels and names to ids, letter by letter: for what changes a graph.
+
+    A text is known as the label of an entity, else as a name or surface that one was given. Names that were
+    made of labels do not count: of ``n_1`` and ``n 1`` a graph may have both. What is not known may be
+    *nearly alike*: it has the label, name or alias of an entity but for case, Unicode form, blanks and
+    underscores.
+
+    Args:
+        entities, relations: all texts that are looked up.
+        match_names: take what is nearly alike for the same.
+    """
+
+    def __init__(
+        self,
+        graph: KnowledgeGraph,
+        entities: Iterable[str],
+        relations: Iterable[str],
+        match_names: bool = False,
+    ) -> None:
+        self.graph, self.match_names = graph, match_names
+        distinct = list(dict.fromkeys(entities))
+        for text in (*distinct, *(relations := list(dict.fromkeys(relations)))):
+            _check_text(text)
+        self.labeled = self._labeled(distinct)
+        others = [text for text in distinct if text not in self.labeled]
+        self.named = self._named(others)
+        self.alike_entities = self._alike([text for text in others if text not in self.named])
+        self.alike_relations = {text: self._alike_relations(text) for text in relations}
+
+    def _labeled(self, texts: Sequence[str]) -> dict[str, int]:
+        """Entities by label."""
+        entities = self.graph.entities
+        if len(texts) <= FEW:
+            rows: Sequence[int | None] = [entities.find(text) for text in texts]
+        else:
+            labels = entities.table.column("label").combine_chunks()
+            rows = pc.index_in(text_array(texts), labels).to_pylist()
+        return {text: row for text, row in zip(texts, rows, strict=True) if row is not None}
+
+    def _named(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Entities by a name or surface that they were given."""
+        named: dict[str, list[int]] = defaultdict(list)
+        if not texts:
+            return named
+        table, sought = self.graph.entities.table, text_array(texts)
+        for column in (table.column("name"), table.column("surface")):
+            for i in pc.indices_nonzero(pc.is_in(column, value_set=sought)).to_pylist():
+                name = column[i].as_py()
+                if name != humanize(table.column("label")[i].as_py()) and i not in named[name]:
+                    named[name].append(i)
+        return {name: ids for name, ids in named.items() if ids}
+
+    def _alike(self, texts: Sequence[str]) -> dict[str, list[int]]:
+        """Entities that are nearly alike to texts; labels and names go before aliases."""
+        if not texts:
+            return {}
+        table, resolver = self.graph.entities.table, Resolver(self.graph)
+        by_form: dict[str, list[int]] = defaultdict(list)
+        sought = text_array(list({folded(text) for text in texts}))
+        for column in (_folded_column(table.column("label")), *resolver._folded):
+            for i in pc.indices_nonzero(pc.is_in(column, value_set=sought)).to_pylist():
+                by_form[column[i].as_py()].append(i)
+        aliases, entity_A = resolver._by_alias
+        of_alias: dict[str, list[int]] = defaultdict(list)
+        for place in pc.indices_nonzero(pc.is_in(aliases, value_set=sought.cast(aliases.type))).to_pylist():
+            of_alias[aliases[place].as_py()].append(int(entity_A[place]))
+        alike = {}
+        for text in texts:
+            form = folded(text)
+            ids = sorted({*by_form.get(form, ())}) or sorted({*of_alias.get(form, ())})
+            forms = {i: tuple(table.column(c)[i].as_py() for c in ("label", "name", "surface")) for i in ids}
+            if ids:
+                alike[text] = _closest(text, forms)
+        return alike
+
+    def _alike_relations(self, text: str) -> list[int]:
+        """Relations that are nearly alike to a text."""
+        asked = folded(text)
+        alike = {
+            i: (relation.label, relation.name)
+            for i, relation in enumerate(self.graph.relations)
+            if asked in (folded(relation.label), folded(relation.name))
+        }
+        return _closest(text, alike)
+
+    def entity(self, text: str) -> int | None:
+        """The id of an entity; None where it is not known.
+
+        Raises:
+            QueryError: when several have the name.
+        """
+        if text in self.labeled:
+            return self.labeled[text]
+        ids = self.named.get(text) or (self.alike_entities.get(text) if self.match_names else None)
+        return None if not ids else the_one_entity(self.graph, text, ids)
+
+    def relation(self, text: str) -> int | None:
+        """The id of a relation; None where it is not known.
+
+        Raises:
+            QueryError: when several have the name.
+        """
+        relations = self.graph.relations
+        if text in relations.index:
+            return relations.index[text]
+        ids = [i for i, r in enumerate(relations) if r.name == text and r.name != humanize(r.label)]
+        ids = ids or (self.alike_relations[text] if self.match_names else [])
+        return None if not ids else the_one_relation(self.graph, text, ids)
+
+    def known_entity(self, text: str) -> int:
+        """The id of an entity that has to be known.
+
+        Raises:
+            QueryError: where it is not, naming what is nearly alike; when several have the name.
+        """
+        if (entity := self.entity(text)) is not None:
+            return entity
+        labels = [self.graph.entities[i].label for i in self.alike_entities.get(text, ())]
+        raise QueryError(f"no entity has {_not_exactly(text, labels) or _meant_entity(self.graph, text)}")
+
+    def known_relation(self, text: str) -> int:
+        """The id of a relation that has to be known.
+
+        Raises:
+            QueryError: as of :meth:`known_entity`.
+        """
+        if (relation := self.relation(text)) is not None:
+            return relation
+        labels = [self.graph.relations[i].label for i in self.alike_relations[text]]
+        raise QueryError(f"no relation has {_not_exactly(text, labels) or _meant_relation(self.graph, text)}")
+
+
+def _not_exactly(text: str, alike: Sequence[str]) -> str:
+    """The end of a sentence on a text that is only nearly alike to labels; empty where none is."""
+    if not alike:
+        return ""
+    names = " or ".join(map(repr, alike[:3]))
+    return f"exactly the label or name '{text}', and {names} is nearly alike (--match-names takes it)"
+
+
+def _meant_entity(graph: KnowledgeGraph, text: str) -> str:
+    """The end of a sentence on an unknown entity."""
+    return f"the label or name '{text}'{_meant(Resolver(graph).near(text))}"
+
+
+def _meant_relation(graph: KnowledgeGraph, text: str) -> str:
+    """The end of a sentence on an unknown relation."""
+    known = [*map(folded, (r.name for r in graph.relations)), *graph.relations.index]
+    return f"the label or name '{text}'{_meant(_nearest(text, known))}"
+
+
+def the_one_entity(graph: KnowledgeGraph, text: str, ids: Sequence[int]) -> int:
+    """The only entity of a name.
+
+    Raises:
+        QueryError: where there are several, listing labels to choose from.
+    """
+    if len(ids) > 1:
+        listed = "; ".join(
+            f"{e.label} ({e.surface}{': ' + e.description[:50] if e.description else ''})"
+            for e in map(graph.entities.__getitem__, ids[:10])
+        )
+        more = f"; and {len(ids) - 10} more" if len(ids) > 10 else ""
+        raise QueryError(f"'{text}' names {len(ids)} entities; give a label: {listed}{more}")
+    return ids[0]
+
+
+def the_one_relation(graph: KnowledgeGraph, text: str, ids: Sequence[int]) -> int:
+    """The only relation of a name.
+
+    Raises:
+        QueryError: where there are several, listing labels to choose from.
+    """
+    if len(ids) > 1:
+        labels = "; ".join(graph.relations[i].label for i in ids)
+        raise QueryError(f"'{text}' names {len(ids)} relations; give a label: {labels}")
+    return ids[0]
+
+
 def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
     """Return the entities or relations whose names are most like a text."""
     same: list[Callable[[str], str]] = [lambda x: x, tidy, lambda x: tidy(x).casefold()]
@@ -175,6 +327,11 @@ def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
         if found := [i for i, of in names.items() if asked in map(form, of)]:
             return found
     return list(names)
+
+
+def _folded_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Fold a column of names."""
+    return pa.chunked_array([_folded(part) for part in column.chunks], pa.large_string())
 
 
 def _folded(names: pa.Array) -> pa.Array:

@@ -23,7 +23,7 @@ from kgmlm.core.tables import ENDS
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.graphs.given import labeled_triples
+from kgmlm.graphs.given import GivenTriples, labeled_triples
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.prediction.calibration import LACKING, SIDES, TRIPLES, Calibration
 from kgmlm.prediction.features import FEATURES, features
@@ -374,7 +374,8 @@ def classify(
 
     Args:
         triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them without a
-            header, and perhaps a fourth column, 1 for true and -1 or 0 for false, to compare with.
+            header. A fourth column, ``label`` in a DataFrame, may have 1 for true and -1 or 0 for false, to
+            compare with.
         graph: another dataset or folder, whose entities compete; its training triples, too, count as known.
         entities, entity_triples: further entities that triples may have, and what is known of them, as of
             :meth:`kgmlm.runs.run.Run.with_entities`.
@@ -391,7 +392,9 @@ def classify(
         RunError: when nothing is fitted and there is nothing to fit to.
     """
     _check_asked(prior, batch_size)
-    rows, labels, lines = _read(triples, skip_header)
+    given, watch = _read(triples, skip_header), watcher_of(progress)
+    for note in given.unread_notes():
+        watch.tell(note)
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
     opened = opened if graph is None else Run(folder, opened.options, _other(graph, skip_header))
@@ -399,17 +402,16 @@ def classify(
         opened = opened.with_entities(entities, entity_triples)
     elif isinstance(entity_triples, str | Path) or len(labeled_triples(entity_triples)):
         raise ConfigError("--entity-triples goes with --entities")
-    asked, ids = _resolved(opened, rows, lines, allow_new_relations)
+    asked, ids = _resolved(opened, given, allow_new_relations)
     numbers = _numbers(folder.graph, asked)
     if not allow_new_relations:
-        _check_relations(asked, ids, numbers, lines)
-    watch = watcher_of(progress)
+        _check_relations(asked, ids, numbers, given)
     options = _options(opened, **keywords)
     calibration = _calibration(folder, options.precision, batch_size, keywords.get("device"), watch)
     learned = np.zeros(len(ids), np.bool_) if graph is None else _learned(folder.graph, asked, ids)
     known, features = _features(folder, options, asked, ids, batch_size, watch, learned)
     return as_classified(
-        calibration, asked, ids, known, features, prior, relation_thresholds, labels, numbers
+        calibration, asked, ids, known, features, prior, relation_thresholds, given.true, numbers
     )
 
 
@@ -424,13 +426,13 @@ def _numbers(trained: KnowledgeGraph, graph: KnowledgeGraph) -> IntArray:
     return np.array([trained.relations.index.get(r.label, -1) for r in graph.relations], np.int64)
 
 
-def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, lines: tuple[str, int]) -> None:
+def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, given: GivenTriples) -> None:
     """Refuse triples of a relation that the run was not trained on."""
     if (unknown := np.flatnonzero(numbers[ids[:, 1]] < 0)).size:
-        relation, (what, first) = graph.relations[int(ids[unknown[0], 1])].label, lines
+        relation = graph.relations[int(ids[unknown[0], 1])].label
         raise QueryError(
-            f"{what}{first + int(unknown[0])}: the run was not trained on the relation '{relation}'; "
-            "--allow-new-relations reads it from its name"
+            f"{given.where}{given.start + int(unknown[0])}: the run was not trained on the relation "
+            f"'{relation}'; --allow-new-relations reads it from its name"
         )
 
 
@@ -553,30 +555,27 @@ def _check_asked(prior: float, batch_size: int) -> None:
         raise ConfigError(f"--prior is a share above 0 and below 1, not {prior}")
 
 
-def _read(
-    triples: Triples | str | Path, skip_header: bool
-) -> tuple[list[list[str]], BoolArray | None, tuple[str, int]]:
-    """Triples; which a file says are true; the prefix of errors, and the number of the first triple."""
-    if isinstance(triples, str | Path):
-        from kgmlm.core.tables import rows_of
-        from kgmlm.graphs.datasets import read_labeled
+def _read(triples: Triples | str | Path, skip_header: bool) -> GivenTriples:
+    """Triples as they were given; a file of them has no header, but where one is to be skipped."""
+    if not isinstance(triples, str | Path):
+        return GivenTriples.of(triples)
+    from kgmlm.core.tables import rows_of, unread_columns
+    from kgmlm.graphs.datasets import read_labeled
 
-        path = as_path(triples, "the file of triples")
-        table, true = read_labeled(path, skip_header=skip_header)
-        first = 1 + (skip_header and path.suffix != ".parquet")
-        return rows_of(table), true, (f"{triples}:", first)
-    return [list(triple) for triple in labeled_triples(triples)], None, ("triple ", 1)
+    path = as_path(triples, "the file of triples")
+    table, true = read_labeled(path, skip_header=skip_header)
+    rows = [(head, relation, tail) for head, relation, tail in rows_of(table)]
+    first = 1 + (skip_header and path.suffix != ".parquet")
+    return GivenTriples(rows, f"{triples}:", first, true, unread_columns(path))
 
 
-def _resolved(
-    run: Run, rows: list[list[str]], lines: tuple[str, int], allow_new_relations: bool
-) -> tuple[KnowledgeGraph, IntArray]:
+def _resolved(run: Run, given: GivenTriples, allow_new_relations: bool) -> tuple[KnowledgeGraph, IntArray]:
     """Ids of triples in a run's graph, which has the new relations if that is allowed."""
     graph, find = run.graph, run.resolver
     entities, relations = graph.entities.index, dict(graph.relations.index)
-    ids = np.empty((len(rows), 3), np.int64)
+    ids = np.empty((len(given.rows), 3), np.int64)
     new: list[str] = []
-    for n, (head, relation, tail) in enumerate(rows):
+    for n, (where, (head, relation, tail)) in enumerate(given.numbered()):
         try:
             for at, text in ((0, head), (2, tail)):
                 ids[n, at] = entities[text] if text in entities else find.entity(text)
@@ -587,7 +586,7 @@ def _resolved(
                     new.append(relation)
             ids[n, 1] = relations[relation]
         except QueryError as error:
-            raise QueryError(f"{lines[0]}{lines[1] + n}: {error}") from None
+            raise QueryError(f"{where}: {error}") from None
     return (graph.with_relations(new) if new else graph), ids
 
 

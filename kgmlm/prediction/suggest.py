@@ -108,7 +108,7 @@ def suggest(
         names = [relations] if isinstance(relations, str) else relations
         labels = [opened.graph.relations[find.relation(name)].label for name in names]
         facts = facts.filter(pc.is_in(facts.column("relation"), pa.array(labels, pa.large_string())))
-    judged = read_judgments(folder.path / FEEDBACK_FILE).latest() if keep else {}
+    judged = {x.triple for x in read_judgments(folder.path / FEEDBACK_FILE).counting()} if keep else set()
     rows = teaching(facts, k, judged) if len(facts) else np.zeros(0, np.int64)
     if not len(rows):
         raise DataError(f"no new fact of {folder.path} is probable enough to ask about")

@@ -59,12 +59,16 @@ class Feedback(NamedTuple):
     damaged: int
 
     def latest(self) -> dict[Labels, Judgment]:
-        """The judgment that counts for each triple, but for those that were taken back."""
+        """The last judgment of each triple, also where it takes back those before it."""
         last: dict[Labels, Judgment] = {}
         for judgment in self.judgments:
             last.pop(judgment.triple, None)  # in the order of the last word
             last[judgment.triple] = judgment
-        return {triple: said for triple, said in last.items() if said.label is not None}
+        return last
+
+    def counting(self) -> list[Judgment]:
+        """The judgment that counts for each triple, but for those that were taken back."""
+        return [judgment for judgment in self.latest().values() if judgment.label is not None]
 
 
 def read_judgments(path: Path) -> Feedback:
@@ -127,7 +131,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
         raise RunError(f"{path} is not a run folder; only run folders keep judgments")
     check_result(target)
     said = read_judgments(path / FEEDBACK_FILE)
-    counting = list(said.latest().values())
+    counting = said.counting()
     if not counting:
         raise DataError(f"{path} has no judgments; the page of `kgmlm serve {path}` takes them")
     rows = [(*judgment.triple, str(judgment.label)) for judgment in counting]

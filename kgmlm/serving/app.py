@@ -201,7 +201,7 @@ class Judging:
         self.path, self.origin = path, origin
         self._lock = threading.Lock()
         found = Feedback([], 0) if path is None else read_judgments(path)
-        self.latest = found.latest()
+        self.latest = {judgment.triple: judgment for judgment in found.counting()}
 
     def add(self, judged: schema.Judged) -> Judgment:
         """Keep a judgment.

@@ -27,7 +27,7 @@ from kgmlm.runs.feedback import Labels
 from kgmlm.runs.run import Run
 from kgmlm.serving import schema
 from kgmlm.serving.schema import NewEntity
-from kgmlm.serving.session import Session, check_known
+from kgmlm.serving.session import Session, check_written
 
 REFUSED = (
     "entities are added to the run only where it is a folder that this service may write; one that other "
@@ -164,11 +164,15 @@ class Updates:
         self.run, self.is_current = run, is_current
         self._process: subprocess.Popen[str] | None = None
         self._given: tempfile.TemporaryDirectory[str] | None = None
-        self._state: Row = {"status": "none", "why": "", "labels": []}
+        self._state: Row = {"status": "none", "why": "", "labels": [], "alike": []}
         self._lock = threading.Lock()
 
-    def begin(self, entities: Sequence[NewEntity]) -> Row:
+    def begin(self, entities: Sequence[NewEntity], alike: Sequence[dict[str, str]], match_names: bool) -> Row:
         """Start to add entities, with their triples; returns :meth:`state`.
+
+        Args:
+            alike: the new labels that are nearly alike to known ones.
+            match_names: as of :func:`kgmlm.update`.
 
         Raises:
             PermissionError: where the run is not written.
@@ -183,8 +187,10 @@ class Updates:
                 raise RunError(CHANGED)
             self._given = tempfile.TemporaryDirectory(prefix="kgmlm-")
             update = [sys.executable, "-m", "kgmlm", "update", str(self.run.resolve()), "--quiet"]
+            update += ["--match-names"] * match_names
             self._process = _started([*update, *_written(entities, Path(self._given.name))])
-            self._state = {"status": "updating", "why": "", "labels": [e.label or e.name for e in entities]}
+            labels = [e.label or e.name for e in entities]
+            self._state = {"status": "updating", "why": "", "labels": labels, "alike": list(alike)}
             return dict(self._state)
 
     @property
@@ -262,12 +268,13 @@ def add_updates(app: FastAPI, session: Session, updates: Updates) -> None:
             409: {"model": schema.Problem, "description": f"{AT_WORK}; or {CHANGED}."},
         },
     )
-    def update(body: schema.AddRequest) -> Any:
+    def update(body: schema.UpdateRequest) -> Any:
         """Add entities and their triples to the run on disk, as `kgmlm update` does, in a process of its own.
-        With `--watch` the service answers by the updated run when it is written."""
-        check_known(session.run.graph, body.entities)
+        The other ends of triples are labels, or exactly names. With `--watch` the service answers by the
+        updated run when it is written."""
+        alike = check_written(session.run.graph, body.entities, body.match_names)
         try:
-            return updates.begin(body.entities)
+            return updates.begin(body.entities, alike, body.match_names)
         except PermissionError as error:
             raise HTTPException(403, str(error)) from None
 

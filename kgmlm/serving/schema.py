@@ -162,6 +162,23 @@ class AddRequest(Body):
     entities: list[NewEntity] = Field(min_length=1, max_length=MOST_NEW)
 
 
+class UpdateRequest(AddRequest):
+    """Entities that are to be added to the run itself."""
+
+    match_names: bool = Field(
+        False,
+        description="Take a name that differs from a known one by case, Unicode form, blanks or underscores "
+        "alone, or is an alias, for the same.",
+    )
+
+
+class AlikeLabels(BaseModel):
+    """A new label, and a known one that it is nearly alike to."""
+
+    new: str
+    known: str
+
+
 class UpdateResponse(BaseModel):
     """The state of an update of the run."""
 
@@ -170,6 +187,7 @@ class UpdateResponse(BaseModel):
     )
     why: str = Field(description="Why it has failed.")
     labels: list[str] = Field(description="Of the entities that it adds.")
+    alike: list[AlikeLabels] = Field(description="New labels that are nearly alike to known ones.")
 
 
 class Ranked(BaseModel):

@@ -23,7 +23,7 @@ from kgmlm.core.files import sha256
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.entities import EntityTable, folded
 from kgmlm.graphs.graph import Edge, KnowledgeGraph
-from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.names import ExactResolver, Resolver
 from kgmlm.graphs.queries import Query
 from kgmlm.prediction.calibration import Calibration
 from kgmlm.prediction.classify import Classified, judged
@@ -192,14 +192,37 @@ def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> In
     return np.array(found, np.int64).reshape(-1, 3)
 
 
-def check_known(graph: KnowledgeGraph, entities: Sequence[NewEntity]) -> None:
-    """Refuse new entities whose triples have relations or entities that a graph has not.
+def check_written(
+    graph: KnowledgeGraph, entities: Sequence[NewEntity], match_names: bool
+) -> list[dict[str, str]]:
+    """Refuse new entities whose triples have relations or entities that neither a graph nor the request has.
+
+    Returns:
+        The new labels that are nearly alike to known ones: ``new`` and ``known``.
 
     Raises:
-        QueryError: naming the first.
+        QueryError: naming the first that is not known by its label or exactly by its name.
     """
-    count = len(graph.entities)
-    triples_of(entities, OwnNames(Resolver(graph), table_of(entities), count), count)
+    table = table_of(entities)
+    labels = table.column("label")
+    new = [i for i, label in enumerate(labels) if graph.entities.find(label) is None]
+    asked = ExactResolver(graph, labels, (), match_names=False)
+    given = [triple for entity in entities for triple in entity.triples]
+    others = [x for triple in given for x in (triple.head, triple.tail) if x is not None]
+    extended = graph.extended(table.take(np.array(new, np.int64)))
+    resolver = ExactResolver(extended, others, (triple.relation for triple in given), match_names)
+    for i, entity in enumerate(entities):
+        for n, triple in enumerate(entity.triples):
+            try:
+                resolver.known_relation(triple.relation)
+                resolver.known_entity(triple.head if triple.head is not None else triple.tail or "")
+            except QueryError as error:
+                raise QueryError(f"entities.{i}.triples.{n}: {error}") from None
+    return [
+        {"new": labels[i], "known": graph.entities[other].label}
+        for i in new
+        for other in asked.alike_entities.get(labels[i], ())
+    ]
 
 
 def query_of(names: Finding, asked: OneSide) -> Query:

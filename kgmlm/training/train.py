@@ -16,7 +16,7 @@ from kgmlm.core.machine import release_memory
 from kgmlm.core.processes import in_several_processes, join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
-from kgmlm.graphs.datasets import load_graph
+from kgmlm.graphs.datasets import load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.splits import with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
@@ -281,6 +281,9 @@ def _tell_graph(graph: KnowledgeGraph, watch: Watcher) -> None:
     """Say what a graph has, and what is odd about its tables and triples."""
     from kgmlm.graphs.queries import repeated
 
+    tell_unread(graph, watch.tell)
+    for what, count in graph.notes.items():
+        watch.tell(f"{what}: {count:,}")
     if odd := odd_columns(graph):
         watch.tell(odd)
     described = len(graph.entities) - graph.entities.undescribed

@@ -14,22 +14,34 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
 
 from kgmlm.core import digests, files
 from kgmlm.core.config import Settings, Stage
-from kgmlm.core.errors import ConfigError, DataError, LateError, NoRulesError, RunError, check_numbers
+from kgmlm.core.errors import (
+    ConfigError,
+    DataError,
+    LateError,
+    NoRulesError,
+    RunError,
+    check_numbers,
+    counted,
+)
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
-from kgmlm.graphs.changes import Change, changed
+from kgmlm.core.tables import ENDS
+from kgmlm.graphs.changes import Change, Place, changed, place_of
 from kgmlm.graphs.datasets import read_entities
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import write_graph
 from kgmlm.prediction.calibration import (
     TRIPLES,
@@ -97,6 +109,7 @@ def update(
     entities: EntityTable | pd.DataFrame | str | Path | None = None,
     remove: Triples | str | Path = (),
     false: Triples | str | Path = (),
+    match_names: bool = False,
     minutes: float | None = None,
     output: str | Path | None = None,
     batch_size: int = 64,
@@ -117,20 +130,24 @@ def update(
     The run is replaced when all of it is written; until then the old one can be used.
 
     Args:
-        triples: new training triples (head, relation, tail), by labels or names, or a file of them. What is
-            no entity yet becomes one, named by its label; likewise a relation. Triples of validation or test
-            that become training triples leave their split.
+        triples: new training triples (head, relation, tail), or a file of them. An end is the label of an
+            entity or exactly the name that one was given; what is neither becomes a new entity, named by its
+            label; likewise a relation. Triples of validation or test that become training triples leave
+            their split. A column ``label`` may say which are true (1) and which are false (-1 or 0).
         entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
             name and, if you like, description, surface and types.
         remove: training triples that are to be removed; their entities stay candidates.
         false: triples that are known to be false: they leave training, and training on counts them as wrong
             answers that weigh ten times.
+        match_names: take a label that differs from a known label, name or alias by case, Unicode form, blanks
+            or underscores alone for the same, instead of for a new one.
         minutes: train on for this time. What was interrupted continues when the same update is asked for.
         output: write the updated run there, and leave the old one as it is.
 
     Returns:
-        How many entities, relations and triples are new or removed, the seconds that it took, validation MRR
-        of a sample, and what was trained on and chosen again.
+        How many entities, relations and triples are new or removed; ``alike``: new labels that are nearly
+            alike to others; the seconds that it took, validation MRR of a sample, and what was trained on and
+            chosen again.
 
     Raises:
         DataError: for an entity that exists already, or a file that cannot be read.
@@ -140,6 +157,36 @@ def update(
 
     Example:
         >>> kgmlm.update("runs/demo", [("takoyaki", "comes from", "Japan")])  # doctest: +SKIP
+    """
+    given = [GivenTriples.of(part) for part in (triples, remove, false)]
+    watch = watcher_of(progress)
+    for note in chain.from_iterable(part.unread_notes() for part in given):
+        watch.tell(note)
+    new, removed, wrong = given
+    return _updated(
+        run,
+        lambda folder: changed(
+            folder.graph, new, _entities(entities, folder), removed, wrong, match_names=match_names
+        ),
+        minutes, output, batch_size, device, watch,
+    )  # fmt: skip
+
+
+def _updated(
+    run: Run | str | Path,
+    change_of: Callable[[RunFolder], Change],
+    minutes: float | None,
+    output: str | Path | None,
+    batch_size: int,
+    device: str | None,
+    watch: Watcher,
+    **record: Any,
+) -> Outcome:
+    """Update a run to its graph after a change.
+
+    Args:
+        change_of: the change of the graph of an opened run.
+        record: further keys of ``run.json``.
     """
     check_numbers(batch_size=(batch_size, 1))
     check_minutes(minutes)
@@ -152,11 +199,8 @@ def update(
     _check_place(path, target)
     folder = open_folder(path)
     _check_trained(folder)
-    table = _entities(entities, folder)
-    change = changed(
-        folder.graph, GivenTriples.of(triples), table, GivenTriples.of(remove), GivenTriples.of(false)
-    )
-    watch = watcher_of(progress)
+    change = change_of(folder)
+    _tell_alike(change, watch)
     counts = change.counts()
     if not change and target is None and minutes is None:
         watch.tell("nothing is new: the run stays as it is")
@@ -171,9 +215,26 @@ def update(
             grown = _begun(folder, change, new, device, batch_size, watch)
             checked = _trained_on(folder, grown, 60 * minutes, started, device, batch_size, watch)
         seconds = round(time.monotonic() - started, 1)
-        told = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
-        grown.update(updates=[*folder.record.get("updates", []), {**told, "command": command_line()}])
+        done = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
+        updates = [*folder.record.get("updates", []), {**done, "command": command_line()}]
+        grown.update(updates=updates, **record)
     return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
+
+
+_ALIKE_SHOWN = 10
+
+
+def _tell_alike(change: Change, watch: Watcher) -> None:
+    """Name the new labels that are nearly alike to others."""
+    if not change.alike:
+        return
+    watch.tell(
+        f"{counted(len(change.alike), 'new label')} nearly alike to another (--match-names makes them one):"
+    )
+    for pair in change.alike[:_ALIKE_SHOWN]:
+        watch.tell(f"  {pair.what} '{pair.new}' is new; '{pair.known}' is another")
+    if (more := len(change.alike) - _ALIKE_SHOWN) > 0:
+        watch.tell(f"  and {more:,} more")
 
 
 @writes_run
@@ -190,37 +251,99 @@ def apply_feedback(
 
     Accepted triples become training triples. Rejected ones are negatives of training: they are not suggested
     or listed again, and where the run is trained on they are wrong answers that weigh ten times. Both are the
-    answers to chosen questions, so neither takes part in what is measured or in fitting probabilities.
+    answers to chosen questions, so neither takes part in what is measured or in fitting probabilities. A
+    judgment that was applied and has been taken back since is undone: its triple goes back to where it was.
 
     Args:
         minutes, output: as of :func:`update`.
 
     Returns:
-        As of :func:`update`, and ``accepted``, ``rejected``, and ``passed``: judgments of entities or
-        relations that the graph has not.
+        As of :func:`update`, and ``accepted``, ``rejected``, ``taken_back``, and ``passed``: judgments of
+        entities or relations that the graph has not.
 
     Raises:
-        DataError: when the run has no judgments.
+        DataError: when the run has no judgments to apply or to undo.
         RunError: as of :func:`update`.
 
     Example:
         >>> kgmlm.apply_feedback("runs/demo", minutes=1)  # doctest: +SKIP
     """
     folder = open_folder(path_of(run))
-    said = list(read_judgments(folder.path / FEEDBACK_FILE).latest().values())
-    if not said:
-        raise DataError(f"{folder.path} has no judgments; the page of `kgmlm serve {folder.path}` takes them")
+    latest = read_judgments(folder.path / FEEDBACK_FILE).latest()
+    judgments = [judgment for judgment in latest.values() if judgment.label is not None]
+    applied = {
+        (x.head, x.relation, x.tail): x for x in map(Applied.model_validate, folder.record.get(JUDGED, []))
+    }
     graph = folder.graph
-    known = [x for x in said if graph.has_labels(*x.triple)]
+    taken_back = {
+        triple: past.before
+        for triple, past in applied.items()
+        if triple in latest and latest[triple].label is None and past.stands(graph)
+    }
+    if not judgments and not taken_back:
+        raise DataError(f"{folder.path} has no judgments; the page of `kgmlm serve {folder.path}` takes them")
+    known = [x for x in judgments if graph.has_labels(*x.triple)]
     of: dict[bool, list[tuple[str, str, str]]] = {
         label: [x.triple for x in known if bool(x.label) == label] for label in (True, False)
     }
-    found = update(
-        folder.path, of[True], false=of[False], minutes=minutes, output=output, batch_size=batch_size,
-        device=device, progress=progress,
+    now = {triple: past for triple, past in applied.items() if triple in latest and triple not in taken_back}
+    for judgment in known:
+        past = now.get(judgment.triple)
+        before = past.before if past is not None and past.stands(graph) else place_in(graph, judgment.triple)
+        now[judgment.triple] = Applied.of(judgment.triple, bool(judgment.label), before)
+    record = {JUDGED: [past.model_dump() for past in now.values()]}
+    updated = _updated(
+        folder.path,
+        lambda folder: changed(
+            folder.graph, GivenTriples(of[True]), false=GivenTriples(of[False]), restore=taken_back
+        ),
+        minutes, output, batch_size, device, watcher_of(progress), **record,
     )  # fmt: skip
-    passed = len(said) - len(known)
-    return Outcome({**found, "accepted": len(of[True]), "rejected": len(of[False]), "passed": passed})
+    counts = {
+        "accepted": len(of[True]),
+        "rejected": len(of[False]),
+        "taken_back": len(taken_back),
+        "passed": len(judgments) - len(known),
+    }
+    return Outcome({**updated, **counts})
+
+
+JUDGED = "judged"  # key of run.json: the judgments that were applied
+
+
+class Applied(BaseModel):
+    """A judgment that was applied to a run's graph.
+
+    Attributes:
+        true: whether the triple was accepted.
+        before: where the graph had it before it was judged.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    head: str
+    relation: str
+    tail: str
+    true: bool
+    before: Place
+
+    @classmethod
+    def of(cls, triple: tuple[str, str, str], true: bool, before: Place) -> Applied:
+        """The record of a triple."""
+        return cls(**dict(zip(ENDS, triple, strict=True)), true=true, before=before)
+
+    def stands(self, graph: KnowledgeGraph) -> bool:
+        """Return whether the graph still has the triple as the judgment left it."""
+        triple = self.head, self.relation, self.tail
+        return graph.has_labels(*triple) and place_in(graph, triple) == ("train" if self.true else "false")
+
+
+def place_in(graph: KnowledgeGraph, triple: tuple[str, str, str]) -> Place:
+    """Where a graph has a triple of known labels."""
+    head, tail = graph.entities.find(triple[0]), graph.entities.find(triple[2])
+    assert head is not None
+    assert tail is not None
+    return place_of(graph, (head, graph.relations.index[triple[1]], tail))
 
 
 @contextmanager

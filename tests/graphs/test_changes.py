@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kgmlm.core.errors import DataError, QueryError
-from kgmlm.graphs.changes import Change, changed
+from kgmlm.graphs.changes import Change, Place, changed
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import Doubts, KnowledgeGraph
@@ -42,10 +42,88 @@ def test_what_was_there_keeps_its_id(toy: KnowledgeGraph) -> None:
 
 
 def test_ends_are_labels_or_names(toy: KnowledgeGraph) -> None:
-    found = change(toy, [("Portugal", "Has the capital", "paris"), ("Iceland", "located_in", "Europe")])
-    assert found.entities == 1
+    found = change(toy, [("Portugal", "has the capital", "paris"), ("Iceland", "located_in", "Europe")])
+    assert (found.entities, found.alike) == (1, ())
     assert found.graph.labeled(found.added)[0] == ("portugal", "capital", "paris")
     assert found.graph.entities[len(toy.entities)].label == "Iceland"
+
+
+ALIKE = ["PORTUGAL", " Portugal", "port_ugal", "Port ugal", "10²", "102", "①", "1", "n_1", "n 1"]
+
+
+def test_labels_that_are_nearly_alike_stay_apart_and_are_listed(toy: KnowledgeGraph) -> None:
+    rows = [(label, "located_in", "Europe") for label in ALIKE]
+    found = change(toy, rows)
+    assert found.entities == len(found.added) == len(ALIKE), "byte for byte, as training has them"
+    assert found.graph.entities.column("label")[len(toy.entities) :] == ALIKE
+    assert {(pair.new, pair.known) for pair in found.alike} == {
+        ("PORTUGAL", "portugal"),
+        (" Portugal", "portugal"),
+        ("Port ugal", "port_ugal"),
+        ("102", "10²"),
+        ("1", "①"),
+        ("n 1", "n_1"),
+    }
+    again = change(found.graph, [("n  1", "LOCATED_IN", "europe"), ("n 1", "located_in", "france")])
+    assert (again.entities, again.relations) == (1, 1), "a name that was made of a label is no name"
+    assert {(pair.what, pair.new) for pair in again.alike} == {("entity", "n  1"), ("relation", "LOCATED_IN")}
+
+
+def test_names_that_are_nearly_alike_are_taken_on_request(toy: KnowledgeGraph) -> None:
+    rows = [("PORTUGAL", "Located in", "europe"), ("n_1", "borders", "france"), ("N 1", "borders", "italy")]
+    found = changed(toy, GivenTriples(rows), match_names=True)
+    assert (found.entities, found.relations, found.alike) == (1, 0, ())
+    labeled = found.graph.labeled(found.added)
+    assert ("n_1", "borders", "italy") in labeled
+    assert found.known + len(labeled) == 3
+
+
+def test_an_alias_is_nearly_alike(toy: KnowledgeGraph) -> None:
+    graph = toy.extended(EntityTable(["isl"], ["Iceland"], aliases=["Ísland|ice land"]))
+    found = change(graph, [("Ice_land", "located_in", "europe")])
+    assert [(pair.new, pair.known) for pair in found.alike] == [("Ice_land", "isl")]
+    matched = changed(graph, GivenTriples([("Ice_land", "located_in", "europe")]), match_names=True)
+    assert (matched.entities, matched.graph.labeled(matched.added)[0][0]) == (0, "isl")
+
+
+def test_what_is_removed_or_false_is_named_exactly(toy: KnowledgeGraph) -> None:
+    row = ("FRANCE", "capital", "paris")
+    for options in ({"remove": [row]}, {"false": [row]}):
+        with pytest.raises(QueryError, match="exactly the label or name 'FRANCE', and 'france' is nearly"):
+            change(toy, [], **options)  # type: ignore[arg-type]
+    found = changed(toy, GivenTriples(()), remove=GivenTriples([row]), match_names=True)
+    assert len(found.removed) == 1
+
+
+def test_a_triple_goes_back_to_where_it_was(toy: KnowledgeGraph) -> None:
+    places: dict[Place, tuple[str, str, str]] = {
+        "train": toy.labeled(toy.triples("train")[:1])[0],
+        "valid": toy.labeled(toy.triples("valid")[:1])[0],
+        "test": toy.labeled(toy.triples("test")[:1])[0],
+        "none": ("france", "borders", "japan"),
+    }
+    rows = list(places.values())
+    for judged in (change(toy, rows).graph, change(toy, [], false=rows).graph):
+        restored = changed(
+            judged, GivenTriples(()), restore={row: place for place, row in places.items()}
+        ).graph
+        for split, triples in toy.splits.items():
+            assert sorted(restored.labeled(restored.triples(split))) == sorted(toy.labeled(triples))
+        assert not restored.negatives
+    false = change(toy, [], false=[places["none"]]).graph
+    true = change(false, [places["none"]]).graph
+    again = changed(true, GivenTriples(()), restore={places["none"]: "false"}).graph
+    assert again.labeled(again.negatives["train"]) == [places["none"]]
+
+
+def test_given_triples_may_say_what_is_false(toy: KnowledgeGraph) -> None:
+    given = GivenTriples(
+        [("iceland", "located_in", "europe"), ("iceland", "borders", "france")], true=np.array([True, False])
+    )
+    found = changed(toy, given)
+    assert (len(found.added), found.false, found.entities) == (1, 1, 1)
+    with pytest.raises(DataError, match="have no column 'label'"):
+        changed(toy, GivenTriples(()), remove=given)
 
 
 def test_new_entities_have_their_texts(toy: KnowledgeGraph) -> None:
@@ -91,17 +169,6 @@ def test_a_false_triple_that_is_added_is_not_false_any_more(toy: KnowledgeGraph)
         negatives={"valid": change(toy, [row]).added},
     )  # fmt: skip
     assert len(change(with_negatives, [row]).graph.negatives["valid"]) == 0
-
-
-def test_one_new_entity_however_it_is_written(toy: KnowledgeGraph) -> None:
-    rows = [
-        ("Ice land", "located_in", "europe"),
-        ("ice  land ", "borders", "france"),
-        ("ICE_LAND", "borders", "italy"),
-    ]
-    found = change(toy, rows)
-    assert (found.entities, len(found.added)) == (1, 3)
-    assert found.graph.entities[len(toy.entities)].label == "Ice land"
 
 
 def test_wrong_changes_are_refused(toy: KnowledgeGraph) -> None:

@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from conftest import Cli
 
 import kgmlm
 from kgmlm.core import files
-from kgmlm.core.errors import DataError
+from kgmlm.core.errors import DataError, KgmlmError
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, read_card, write_card
 from kgmlm.graphs.changes import changed
 from kgmlm.graphs.checks import check_graph, odd_columns
@@ -26,7 +27,6 @@ from kgmlm.graphs.datasets import (
     load_graph,
     read_entities,
     read_folder,
-    unread_files,
     write_folder,
 )
 from kgmlm.graphs.given import GivenTriples
@@ -493,7 +493,7 @@ def test_a_graph_is_its_own_dataset(toy: KnowledgeGraph) -> None:
 
 
 @pytest.mark.parametrize("splits", [["train"], ["train", "valid", "test"]])
-@pytest.mark.parametrize("header", ["drug,interaction,gene", "node1,edge,node2", "n.name,type(r),m.name"])
+@pytest.mark.parametrize("header", ["drug,interaction,gene", "gene1,edge,gene2", "n.name,type(r),m.name"])
 def test_a_header_in_words_of_its_own_is_found(header: str, splits: list[str], tmp_path: Path) -> None:
     for number, split in enumerate(splits):
         rows = [f"a{i},r{i % 2},a{(i + number + 1) % 6}" for i in range(6)]
@@ -541,7 +541,63 @@ def test_files_that_nobody_reads_are_named(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("a\tr\tb\n")
     for name in ("entity2text.txt", "entities.json", "test_negatives.txt", "README.md", "LICENSE.txt"):
         (tmp_path / name).write_text("x")
-    found = unread_files(tmp_path)
+    found = load_graph(tmp_path).unread
     assert list(found) == ["entities.json", "entity2text.txt", "test_negatives.txt"]
     assert all(found.values()), "each with what to do"
-    assert kgmlm.data.check(tmp_path).values["unread_files"] == found
+    assert kgmlm.data.check(tmp_path).values["unread"] == found
+
+
+def test_a_folder_of_a_rule_learner_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("p1\tchild of\tp0\np2\tchild of\tp1\n")
+    (tmp_path / "facts.txt").write_text("p0\tparent of\tp1\np1\tparent of\tp2\np2\tparent of\tp3\n")
+    (tmp_path / "entities.txt").write_text("p0\np1\np2\np3\np4\n")
+    (tmp_path / "relations.txt").write_text("parent of\nchild of\n")
+    graph = load_graph(tmp_path)
+    assert len(graph.triples("train")) == 5
+    assert (len(graph.entities), len(graph.relations), graph.unread) == (5, 2, {})
+    assert graph.notes == {"further training triples, of facts.txt": 3}
+    (tmp_path / "facts.txt").rename(tmp_path / "Facts.txt")
+    with pytest.raises(DataError, match=r"Facts\.txt would not be read; call it facts\.txt"):
+        load_graph(tmp_path)
+    (tmp_path / "Facts.txt").unlink()
+    (tmp_path / "entities.txt").write_text("p0\np1\np0\n")
+    with pytest.raises(DataError, match=r"entities\.txt:3: label 'p0' stands already on line 1"):
+        load_graph(tmp_path)
+
+
+def test_columns_and_files_that_nobody_reads_are_named_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\n")
+    (tmp_path / "entities.tsv").write_text("label\tname\tcategory\na\tA\tletter\n")
+    (tmp_path / "more.txt").write_text("b\tr\ta\n")
+    with pytest.raises(KgmlmError):
+        kgmlm.train(tmp_path, model="nowhere/at-all", output=tmp_path / "run", preset="plain")
+    told = capsys.readouterr().err
+    assert "not read: more.txt" in told
+    assert "not read: the column 'category' of entities.tsv (the column 'types' has such texts)" in told
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("a r b", "--separator ' '"),
+        ("<http://e.org/a> <http://e.org/r> <http://e.org/b> .", "--format ntriples"),
+    ],
+)
+def test_files_with_blanks_between_say_the_way_on(line: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(f"{line}\n{line.replace('b', 'c')}\n")
+    with pytest.raises(DataError, match=re.escape(advice)):
+        load_graph(tmp_path)
+    options: dict[str, Any] = (
+        {"columns": ["1", "2", "3"], "separator": " "} if "sep" in advice else {"format": "ntriples"}
+    )
+    kgmlm.import_graph(tmp_path / "train.txt", tmp_path / "read", **options, progress=False)
+    assert len(load_graph(tmp_path / "read").triples("train")) == 2
+
+
+def test_a_header_of_kgtk_is_asked_about(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("node1\tlabel\tnode2\nfilm1\tlabel\tfilm\nfilm2\tinstance_of\tfilm\n")
+    with pytest.raises(DataError, match="'node1 label node2' is a header, not a triple; --skip-header"):
+        load_graph(tmp_path)
+    assert len(load_graph(tmp_path, skip_header=True).triples("train")) == 2

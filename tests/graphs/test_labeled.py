@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
+import kgmlm
 from kgmlm.core.errors import DataError, QueryError
-from kgmlm.graphs.given import labeled_entities, labeled_queries, labeled_triples
+from kgmlm.graphs.given import GivenTriples, labeled_entities, labeled_queries, labeled_triples
 
 ROWS = [("France", "borders", "Spain"), ("NA", "", "1")]
 
@@ -54,7 +57,8 @@ def test_what_is_asked_is_blank(blank: Any) -> None:
         ({"head": "France"}, "not {'head'"),
         (("France", "borders", "Spain"), "but triple 1 is 'France'"),
         ([ROWS[0], ("France", "borders")], r"triple 2 is not \(head, relation, tail\): it has 2 parts"),
-        ([(1, "borders", "Spain")], "the head of triple 1 is 1, which is no label or name"),
+        ([(1.5, "borders", "Spain")], r"the head of triple 1 is 1.5, which is no label or name .*astype"),
+        ([(True, "borders", "Spain")], "the head of triple 1 is True"),
         ([("France", None, "Spain")], "the relation of triple 1 is None"),
         ([(np.ones(2), "borders", "Spain")], "the head of triple 1 is array"),
         (pa.table({"head": ["France"]}), "a list or a pandas DataFrame, not a Table"),
@@ -88,3 +92,37 @@ def test_new_entities_may_be_a_table() -> None:
         labeled_entities(pa.table({"label": ["a"]}))
     with pytest.raises(DataError, match="twice"):
         labeled_entities(pd.DataFrame({"label": ["a", "a"]}))
+
+
+def test_integers_are_labels_as_in_files() -> None:
+    expected = [("0", "0", "1"), ("1", "1", "2")]
+    rows = [(0, 0, 1), (1, 1, 2)]
+    frame = pd.DataFrame(rows, columns=["head", "relation", "tail"])
+    kinds: list[Any] = [rows, np.array(rows), torch.tensor(rows), frame, np.array(rows, np.uint8)]
+    for given in kinds:
+        assert labeled_triples(given) == expected
+        assert sum(kgmlm.data.check(given).values["triples"].values()) == 2
+
+
+@pytest.mark.parametrize("true", [1, 1.0, "1", True])
+def test_a_column_of_truths_means_what_it_means_in_files(true: Any, tmp_path: Path) -> None:
+    rows = [("a", "r", "b"), ("b", "r", "c"), ("c", "r", "a"), ("a", "s", "c")]
+    frame = pd.DataFrame(rows, columns=["head", "relation", "tail"])
+    false = type(true)(0)  # 0, 0.0, "0", False
+    frame = frame.assign(label=[true, false, false, true], source="x")
+    frame.to_parquet(tmp_path / "train.parquet")
+    for given, of in ((frame, "train"), (tmp_path, "train.parquet")):
+        found = kgmlm.data.check(given).values
+        assert (found["triples"], found["false"]) == ({"train": 2}, {"train": 2})
+        assert list(found["unread"]) == [f"the column 'source' of {of}"]
+    of_file = GivenTriples.of(tmp_path / "train.parquet")
+    assert of_file.divided() == GivenTriples.of(frame).divided() == ([rows[0], rows[3]], rows[1:3])
+    assert of_file.unread == GivenTriples.of(frame).unread == ["source"]
+
+
+def test_a_wrong_truth_is_named() -> None:
+    frame = pd.DataFrame(
+        [("a", "r", "b", 1), ("b", "r", "c", 0.5)], columns=["head", "relation", "tail", "label"]
+    )
+    with pytest.raises(DataError, match=r"triple 2: the label is '0\.5'"):
+        GivenTriples.of(frame)

@@ -28,7 +28,8 @@ def test_the_last_word_counts(tmp_path: Path) -> None:
         feedback.add_judgments(file, one)
     found = feedback.read_judgments(file)
     assert [j.tail for j in found.judgments] == ["flu", "rain", "rain", "flu", "a\nb 🦠"]
-    assert {triple[2]: j.label for triple, j in found.latest().items()} == {"rain": 0, "a\nb 🦠": 1}
+    assert {j.tail: j.label for j in found.counting()} == {"rain": 0, "a\nb 🦠": 1}
+    assert {j.tail: j.label for j in found.latest().values()} == {"flu": None, "rain": 0, "a\nb 🦠": 1}
     assert all(j.time.endswith("+00:00") for j in found.judgments)
 
 

@@ -123,7 +123,7 @@ def test_an_entity_is_added_to_the_run_itself(run: Path) -> None:
     app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
     triples = [{"relation": "located_in", "tail": "europe"}, {"relation": "borders", "head": "france"}]
     with TestClient(app, "http://127.0.0.1") as client:
-        assert client.get("/update").json() == {"status": "none", "why": "", "labels": []}
+        assert client.get("/update").json() == {"status": "none", "why": "", "labels": [], "alike": []}
         begun = client.post(
             "/update",
             json={"entities": [{"name": "Iceland", "description": "an island", "triples": triples}]},
@@ -177,3 +177,19 @@ def test_an_update_that_is_ended_has_changed_nothing(run: Path) -> None:
         assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 202
     assert (run / "run.json").read_bytes() == before
     kgmlm.open_run(run).rank("france", "capital", k=1)
+
+
+def test_an_update_takes_names_exactly(run: Path) -> None:
+    triples = [{"relation": "located_in", "tail": "EUROPE"}]
+    with TestClient(service(run), "http://127.0.0.1") as client:
+        body = {"entities": [{"name": "FRANCE", "triples": triples}]}
+        refused = client.post("/update", json=body)
+        assert refused.status_code == 422
+        assert "'europe' is nearly alike" in refused.text
+        begun = client.post("/update", json={**body, "match_names": True})
+        assert begun.json()["alike"] == [{"new": "FRANCE", "known": "france"}]
+        assert until(lambda: client.get("/update").json()["status"] != "updating")
+        assert client.get("/update").json()["status"] == "updated"
+    graph = kgmlm.open_run(run).graph
+    assert graph.has_labels("FRANCE", "located_in", "europe")
+    assert graph.entities.find("EUROPE") is None

@@ -481,6 +481,60 @@ def test_what_was_judged_becomes_part_of_the_graph(run: Path) -> None:
     assert (again["added"], again["false"], again["seconds"]) == (0, 0, 0.0)
 
 
+def test_an_applied_judgment_can_be_taken_back(run: Path) -> None:
+    before = open_folder(run).graph
+    valid, train = (before.labeled(before.triples(split)[:1])[0] for split in ("valid", "train"))
+    judged = {("france", "borders", "rome"): 0, ("france", "borders", "berlin"): 1, valid: 0, train: 0}
+
+    def judge(labels: dict[tuple[str, str, str], int | None]) -> None:
+        for (head, relation, tail), label in labels.items():
+            row = {"head": head, "relation": relation, "tail": tail, "label": label}
+            add_judgments(run / "feedback.jsonl", Judgment.model_validate(row))
+
+    judge(dict(judged))
+    kgmlm.apply_feedback(run, progress=False)
+    assert "rome" not in set(answers(run, "france", "borders")["entity"])
+    judge({("france", "borders", "rome"): 1})  # another opinion, which was not applied
+    judge(dict.fromkeys(judged))
+    found = kgmlm.apply_feedback(run, progress=False)
+    assert (found["accepted"], found["rejected"], found["taken_back"]) == (0, 0, 4)
+    graph = open_folder(run).graph
+    for split in before.splits:
+        assert sorted(graph.labeled(graph.triples(split))) == sorted(before.labeled(before.triples(split)))
+    assert not graph.negatives
+    assert "rome" in set(answers(run, "france", "borders")["entity"])
+    with pytest.raises(DataError, match="has no judgments"):
+        kgmlm.apply_feedback(run, progress=False)
+
+
+def test_a_judgment_that_an_update_has_overruled_is_not_undone(run: Path) -> None:
+    row = ("france", "borders", "rome")
+    for label in (0, None):
+        said = {"head": row[0], "relation": row[1], "tail": row[2], "label": label}
+        add_judgments(run / "feedback.jsonl", Judgment.model_validate(said))
+        if label == 0:
+            kgmlm.apply_feedback(run, progress=False)
+            kgmlm.update(run, [row], progress=False)
+    with pytest.raises(DataError, match="has no judgments"):
+        kgmlm.apply_feedback(run, progress=False)
+    assert row in (graph := open_folder(run).graph).labeled(graph.triples("train"))
+
+
+def test_new_labels_that_are_nearly_alike_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.DataFrame(
+        [("FRANCE", "borders", "spain", 1, "x"), ("france", "borders", "japan", 0, "x")],
+        columns=["head", "relation", "tail", "label", "source"],
+    )
+    found = kgmlm.update(run, frame)
+    assert (found["entities"], found["added"], found["false"]) == (1, 1, 1)
+    assert found["alike"] == [{"what": "entity", "new": "FRANCE", "known": "france"}]
+    told = capsys.readouterr().err
+    assert "entity 'FRANCE' is new; 'france' is another" in told
+    assert told.count("'source'") == 1
+    again = kgmlm.update(run, [("FRANCE ", "borders", "spain")], match_names=True, progress=False)
+    assert again["entities"] == 0
+
+
 def test_the_command(run: Path, cli: Cli, tmp_path: Path) -> None:
     triples, texts = tmp_path / "new.tsv", tmp_path / "entities.tsv"
     triples.write_text("iceland\tlocated_in\teurope\nfrance\tcapital\tparis\n")

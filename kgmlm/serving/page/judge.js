@@ -26,9 +26,22 @@ function showCount() {
   const labels = [...said.values()].filter((label) => label !== null);
   const accepted = labels.filter((label) => label === 1).length;
   const rows = () => [...said].filter(([, label]) => label !== null).map(([triple, label]) => [...JSON.parse(triple), label]);
+  const listed = [...said].map(([triple, label]) => {
+    const of = JSON.parse(triple);
+    const text = of.join(" | ");
+    return label === null ? null : el("li", {}, `${text} `, buttons({ head: of[0], relation: of[1], tail: of[2] }, text));
+  });
+  const opened = byId("judged").querySelector("details")?.open ?? false;
   fill(
     byId("judged"),
-    labels.length > 0 && el("span", {}, `Judged: ${count(accepted)} accepted, ${count(labels.length - accepted)} rejected.`),
+    labels.length > 0 &&
+      el(
+        "details",
+        opened ? { open: "" } : {},
+        el("summary", {}, `Judged: ${count(accepted)} accepted, ${count(labels.length - accepted)} rejected.`),
+        el("ul", {}, listed.filter(Boolean)),
+        el("p", { class: "quiet" }, "A second click on ✓ or ✗ takes a judgment back; `kgmlm feedback RUN --apply` then undoes it in the graph, too."),
+      ),
     labels.length > 0 &&
       el(
         "button",

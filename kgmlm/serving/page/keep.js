@@ -41,11 +41,12 @@ async function add(state) {
       await pause();
       found = await get("/update");
     }
+    const alike = found.alike.map(({ known }) => ` “${known}” is another entity.`).join("");
     if (found.status === "failed") tell(state.name, `It is not added: ${found.why}.`);
     else if (await isKnown(state.name)) {
       const there = { ...OF_GRAPH, side: state.side, entity: state.name, relation: state.relation };
-      tell(state.name, "The run has it now: ", el("a", link(there), name(state.name)));
-    } else tell(state.name, "The run has it now. This service still answers by the run as it was opened; with --watch it follows.");
+      tell(state.name, `The run has it now.${alike} `, el("a", link(there), name(state.name)));
+    } else tell(state.name, `The run has it now.${alike} This service still answers by the run as it was opened; with --watch it follows.`);
   } catch (error) {
     tell(state.name, `It is not added: ${error.message}`);
   }
