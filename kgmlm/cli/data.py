@@ -176,6 +176,13 @@ WANTED: Options = {
     "skip_blank": flag("--skip-blank", "Leave out the triples of blank nodes."),
     "skip_deprecated": flag("--skip-deprecated", "Leave out entities that are no longer to be used."),
     "key": option(str | None, None, "Of Neo4j: the property whose value becomes the label of an entity."),
+    "nodes": option(
+        list[Path] | None, None, "Of a table of edges: its table of nodes, for names, types and descriptions."
+    ),
+    "encoding": option(str | None, None, "Of tables, such as cp1252; by default UTF-8."),
+    "context": option(
+        Path | None, None, "Of JSON-LD: a file with the context that it names by an address; none is fetched."
+    ),
 }
 
 
@@ -232,6 +239,14 @@ def data_import(
             help="Of a table's columns; by default a comma in .csv, else a tab.", show_default=False
         ),
     ] = None,
+    node_columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Of --nodes: its columns of label, name, types, description and aliases, such as "
+            "id,name,category,description; known names (id, name, category, ...) need not be given.",
+            show_default=False,
+        ),
+    ] = None,
     query: Annotated[
         Path | None,
         typer.Option(
@@ -266,6 +281,7 @@ def data_import(
         seed=seed,
         columns=None if columns is None else columns.split(","),
         separator=separator,
+        node_columns=() if node_columns is None else node_columns.split(","),
         query=None if query is None else read_bytes(query).decode("utf-8", "replace"),
         progress=Bars(quiet),
     )
@@ -282,9 +298,9 @@ def data_import(
         "entities without a name",
         "entities without a description",
     )
-    for what in whats:
-        if report[what]:
-            print(f"{what}: {report[what]:,}")
+    for what, count in ({what: report[what] for what in whats} | report["notes"]).items():
+        if count:
+            print(f"{what}: {count:,}")
     if report["relations without a name"]:
         print(
             f"relations without a name: {report['relations without a name']:,} (relations.tsv can name them)"

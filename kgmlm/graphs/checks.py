@@ -5,8 +5,10 @@ Pure functions of a :class:`KnowledgeGraph`; knows no tokenizer and no model.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -280,6 +282,20 @@ def _unread(name: str, remedy: str) -> str:
     return f"{name}: {remedy}" if remedy else name
 
 
+def _named_by_iri(graph: KnowledgeGraph) -> int:
+    """Count the entities whose name is the end of their IRI, as where no text has named them."""
+    labels, names = (graph.entities.table.column(column) for column in ("label", "name"))
+    iris = pc.match_substring(labels, "://")
+    count = 0
+    for label, name in zip(labels.filter(iris).to_pylist(), names.filter(iris).to_pylist(), strict=True):
+        ends = (re.sub(r"[\s_#]", "", unquote(text)) for text in (label.rstrip("/#"), name))
+        whole, end = ends
+        at = len(whole) - len(end)
+        page = re.sub(r"#(me|this|about|id|it|i)$", "", label.rstrip("/#"))
+        count += (whole.endswith(end) and at > 0) or re.split("[/#]", page)[-1] == name
+    return count
+
+
 def _nameless_blank_nodes(graph: KnowledgeGraph) -> int:
     """Count the blank nodes of RDF that have no name but their label, such as ``_:b1``."""
     labels, names = (graph.entities.table.column(name) for name in ("label", "name"))
@@ -332,6 +348,7 @@ def check_graph(graph: KnowledgeGraph, expected: Counts | None = None) -> dict[s
         "collisions": {k: int((np.bincount(g)[g] > 1).sum()) for k, g in groups.items()},
         "ceiling": {"split": rank_split, **{k: ceiling(graph, g, rank_split) for k, g in groups.items()}},
         "without_name": graph.entities.unnamed,
+        "named_by_iri": _named_by_iri(graph),
         "columns": odd_columns(graph),
         "nameless_blank_nodes": _nameless_blank_nodes(graph),
         "without_description": graph.entities.undescribed,
@@ -425,6 +442,7 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
         "duplicate triples": [_pairs(report["duplicates"])],
         "shared between splits": [_pairs(report["shared"])],
         "entities named by their label": [f"{report['without_name']:,}"],
+        **({"names that are the end of an IRI": [f"{named:,}"]} if (named := report["named_by_iri"]) else {}),
         **({"blank nodes without a name": [f"{nameless:,}"]} if nameless else {}),
         **({"not read": [_unread(*x) for x in unread.items()]} if unread else {}),
         "entities without a description": [f"{report['without_description']:,}"],

@@ -1,107 +1,359 @@
 """Files of edges, read as graphs: any table with columns of heads, relations and tails, and the tables that
 Hetionet, PrimeKG and ConceptNet publish.
 
-Arrow reads them, a column as text each; rows with an empty cell are left out and counted.
+Text, Parquet, JSON lines and workbooks are read as columns of text; rows with an empty cell are left out and
+counted.
 """
 
 from __future__ import annotations
 
 import csv
+import io
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
+from kgmlm.core import files
 from kgmlm.core.errors import ConfigError, DataError, first_line
-from kgmlm.core.tables import ENDS, separator_of, triples_of
+from kgmlm.core.tables import ENDS, header_columns, separator_of, triples_of
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
-from kgmlm.importing.statements import Advance, unpacked
+from kgmlm.importing.statements import HEAD, Advance, Utf8, hint_of, unpacked
+from kgmlm.importing.vocabulary import language_of
 
 _BLOCK = 2**24  # bytes that are read at one time
+_ROWS = 10_000  # rows of JSON that are Python objects at one time
+_SPANNED = 3  # line breaks in a cell from which on a quote seems to be missing
+JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
+
+
+class NodeFiles(NamedTuple):
+    """Tables of nodes.
+
+    Attributes:
+        paths: files with a header.
+        columns: of labels, names, types, descriptions and aliases, in this order; an empty name is a column
+            that there is not, and none at all are found by their names.
+    """
+
+    paths: Sequence[Path]
+    columns: Sequence[str] = ()
 
 
 class EdgeFiles(NamedTuple):
-    """The files that a reader reads, and how."""
+    """The files that a reader reads, and how.
+
+    Attributes:
+        columns: of head, relation and tail: names, or numbers from 1 where there is no header.
+        separator: of text; None goes by the name of the file.
+        encoding: of text; None is UTF-8, or what a byte order mark says.
+    """
 
     paths: Sequence[Path]
-    columns: Sequence[str]  # of head, relation and tail: names, or numbers from 1 where there is no header
+    columns: Sequence[str]
     separator: str | None
     languages: Sequence[str]
     advance: Advance
+    encoding: str | None = None
+    nodes: NodeFiles = NodeFiles(())
 
 
 class Edges(NamedTuple):
-    """Triples as columns ``head``, ``relation`` and ``tail``, texts, and counts of rows that are left out."""
+    """Triples as columns ``head``, ``relation`` and ``tail``, texts, counts of what is left out, and counts
+    of what else is worth a line.
+    """
 
     triples: list[pa.Table]
     texts: TextColumns
-    left_out: dict[str, int]
+    left_out: Counter[str]
+    notes: Counter[str]
 
-    def leave_out(self, why: str, count: int) -> None:
-        """Count rows that are left out."""
-        self.left_out[why] = self.left_out.get(why, 0) + count
+    @classmethod
+    def none(cls) -> Edges:
+        """No edges yet."""
+        return cls([], TextColumns(), Counter(), Counter())
 
     def add(self, head: pa.ChunkedArray, relation: pa.ChunkedArray, tail: pa.ChunkedArray) -> None:
         """Add triples but for those with an empty cell; each label is stored once."""
         rows = pa.table(dict(zip(ENDS, (head, relation, tail), strict=True)))
         lengths = [pc.greater(pc.binary_length(column), 0) for column in rows.columns]
         full = rows.filter(pc.and_(pc.and_(*lengths[:2]), lengths[2]))
-        self.leave_out("rows with an empty cell", len(rows) - len(full))
+        self.left_out["rows with an empty cell"] += len(rows) - len(full)
         if len(full):
             columns = [column.dictionary_encode() for column in full.columns]
             self.triples.append(pa.table(dict(zip(ENDS, columns, strict=True))))
 
+    def tidy(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        """A column with single blanks within its cells and none around them; changed cells are counted."""
+        tidied = pc.utf8_trim(pc.replace_substring_regex(column, r"[\s\pZ]+", " "), " ")
+        self.notes["cells whose blanks were normalized"] += pc.sum(pc.not_equal(tidied, column)).as_py() or 0
+        return tidied
+
+    def name(self, labels: pa.ChunkedArray, texts: pa.ChunkedArray, into: dict[str, str]) -> None:
+        """Take the texts of labels; of several of a label the first one counts."""
+        for label, text in zip(labels.to_pylist(), texts.to_pylist(), strict=True):
+            if label and text:
+                into.setdefault(label, text)
+
+
+# --- rows of files ------------------------------------------------------------------------------------------
+
 
 def _batches(
-    path: Path, given: EdgeFiles, columns: Sequence[str] | None, separator: str
+    path: Path, given: EdgeFiles, columns: Sequence[str] | None, separator: str | None, edges: Edges
 ) -> Iterator[pa.Table]:
     """The rows of a file, some at a time; its columns as text.
 
     Args:
-        columns: those that are wanted, by name, or by number where there is no header; None for all.
+        columns: those that are wanted, by name, or by number where there is no header; others may come along.
+            None for all.
+        separator: of text; None goes by the name of the file.
+        edges: where it is noted what is passed over.
 
     Raises:
         DataError: naming the file, when it cannot be read or lacks a column.
     """
+    suffix = path.suffix.casefold()
+    if suffix == ".parquet":
+        yield _parquet(path, columns)
+    elif suffix in JSON_SUFFIXES:
+        yield from _json(path, given, columns)
+    elif suffix in (".xlsx", ".xls", ".ods"):
+        yield _workbook(path, columns, edges)
+    else:
+        yield from _text(path, given, columns, separator, edges)
+
+
+def _check_columns(path: Path, there: Sequence[str], columns: Sequence[str] | None) -> None:
+    """Refuse a file that lacks a column, or has it twice.
+
+    Raises:
+        DataError: naming the file.
+    """
+    for column in columns or ():
+        if column not in there:
+            numbered = columns is not None and all(x.isdecimal() for x in columns)
+            has = f"{len(there)} columns" if numbered else f"the columns {', '.join(there)}"
+            raise DataError(f"{path} has no column '{column}', but {has}")
+        if there.count(column) > 1:
+            raise DataError(f"{path}: the column '{column}' is there twice; keep one")
+
+
+def _numbered(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """A table whose columns are called by their numbers, where these are wanted."""
+    if columns is None or not all(column.isdecimal() for column in columns):
+        return table
+    return table.rename_columns([str(i) for i in range(1, len(table.column_names) + 1)])
+
+
+def _parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """The rows of a Parquet file."""
+    try:
+        table = _numbered(files.read_parquet(path), columns)
+        _check_columns(path, table.column_names, columns)
+        wanted = [
+            name for name in table.column_names if columns is None or name in columns or _is_text(table[name])
+        ]
+        return pa.table({x: pc.fill_null(table[x].cast(pa.string()), "") for x in dict.fromkeys(wanted)})
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _workbook(path: Path, columns: Sequence[str] | None, edges: Edges) -> pa.Table:
+    """The rows of the first sheet of a workbook."""
+    import pandas as pd
+
     numbered = columns is not None and all(column.isdecimal() for column in columns)
+    try:
+        with pd.ExcelFile(path) as book:
+            edges.left_out["sheets of the workbook but the first"] += len(book.sheet_names) - 1
+            frame = book.parse(0, header=None if numbered else 0, dtype=str, keep_default_na=False)
+    except ImportError as error:
+        raise DataError(
+            f"{path}: {first_line(error).removesuffix('.')}: install that, or save the sheet as CSV"
+        ) from None
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read as a workbook: {first_line(error)}") from None
+    names = [str(i) if numbered else str(x).strip() for i, x in enumerate(frame.columns, 1)]
+    _check_columns(path, names, columns)
+    cells = {name: pa.array(frame.iloc[:, at].astype(str), pa.string()) for at, name in enumerate(names)}
+    return pa.table(cells)
+
+
+def _json(path: Path, given: EdgeFiles, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    """The rows of JSON lines, or of one JSON array, of objects."""
+    rows = _json_rows(path, given)
+    while batch := list(islice(rows, _ROWS)):
+        wanted = list(columns or dict.fromkeys(key for _, row in batch for key in row))
+        for number, row in batch:
+            for column in wanted:
+                if columns is not None and column not in row:
+                    raise DataError(f"{path}:{number} has no '{column}', but {', '.join(row) or 'nothing'}")
+        keys = dict.fromkeys(
+            [*wanted, *(key for _, row in batch for key, x in row.items() if type(x) is str)]
+        )
+        yield pa.table(
+            {key: pa.array([_cell(path, n, row.get(key)) for n, row in batch], pa.string()) for key in keys}
+        )
+
+
+def _cell(path: Path, number: int, value: Any) -> str:
+    """A value of JSON as a cell of a table."""
+    if isinstance(value, dict | list):
+        raise DataError(f"{path}:{number}: {json.dumps(value)[:60]} is no text or number")
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _json_rows(path: Path, given: EdgeFiles) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of a file, each with its line, or its number in an array."""
     with unpacked(path, given.advance) as file:
-        line = file.peek(_BLOCK).partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
-        first = next(csv.reader([line]), []) if separator == "," else line.split(separator)
-        names = [str(i) for i in range(1, len(first) + 1)] if numbered else first
-        for column in columns or ():
-            if column not in names:
-                there = f"{len(first)} columns" if numbered else f"the columns {', '.join(names)}"
-                raise DataError(f"{path} has no column '{column}', but {there}")
-        if not numbered:
-            file.readline()
-        quoted = separator == ","
+        text = io.BufferedReader(Utf8(cast("IO[bytes]", file), False, given.encoding or ""), 1 << 16)
+        begin = text.peek(HEAD)[:HEAD]
+        lines: Iterator[tuple[int, Any]] = enumerate(text, 1)
+        if begin.lstrip()[:1] == b"[":
+            try:
+                lines = enumerate(files.parse_json(text.read()), 1)
+            except ValueError as error:
+                raise DataError(f"{path} is cut off or not JSON: {error}") from None
+        for number, line in lines:
+            row = line
+            if isinstance(line, bytes):
+                if not line.strip():
+                    continue
+                try:
+                    row = files.parse_json(line)
+                except ValueError as error:
+                    raise DataError(
+                        f"{path}:{number} is not a JSON object on one line: {error}{hint_of(begin, 'table')}"
+                    ) from None
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number} is not a JSON object: {json.dumps(row)[:60]}")
+            yield number, row
+
+
+def json_columns(path: Path) -> list[str] | None:
+    """The keys of head, relation and tail in the first object of a file of JSON lines, if there are such."""
+    try:
+        row = next(_json_rows(path, EdgeFiles([path], (), None, (), lambda n: None)), (0, {}))[1]
+    except DataError:
+        return None
+    for head, relation, tail in zip(*([list(row)[i:] for i in range(3)]), strict=False):
+        if (order := header_columns([head, relation, tail])) is not None:
+            keys = (head, relation, tail)
+            return [keys[order.index(i)] for i in range(3)]
+    return [*ENDS] if set(ENDS) <= set(row) else None
+
+
+def _text(
+    path: Path, given: EdgeFiles, columns: Sequence[str] | None, separator: str | None, edges: Edges
+) -> Iterator[pa.Table]:
+    """The rows of a text file.
+
+    Lines before the header (or, where columns are numbers, before the first row) that begin with ``#`` are
+    comments, and so is Excel's ``sep=;``. Cells may be in quotes as CSV has them, of a file with tabs only
+    if all names of its columns are.
+    """
+    numbered = columns is not None and all(column.isdecimal() for column in columns)
+    with unpacked(path, given.advance) as packed:
+        file = io.BufferedReader(Utf8(cast("IO[bytes]", packed), False, given.encoding or ""), 1 << 16)
+        line, first, separator = _first_line(path, file, columns, separator, edges)
+        if not first and (numbered or columns is None):  # the file is empty
+            return
+        quoted = separator != "\t" or all(re.fullmatch('".*"', x.strip()) for x in first)
+        if quoted and separator == "\t":
+            first = next(csv.reader([line], delimiter="\t"), [])
+        names = [str(i) for i in range(1, len(first) + 1)] if numbered else [name.strip() for name in first]
+        _check_columns(path, names, columns)
+        if numbered and columns is not None:
+            named = header_columns([first[int(x) - 1] for x in columns])
+            if named == [0, 1, 2]:
+                raise DataError(
+                    f"{path}: the first line names its columns; --columns takes these names: "
+                    f"{','.join(first[int(x) - 1].strip() for x in columns)}"
+                )
+        unique = [name if names.index(name) == i else f"{name} ({i + 1})" for i, name in enumerate(names)]
         parsing = arrow_csv.ParseOptions(
             delimiter=separator, quote_char='"' if quoted else False, newlines_in_values=quoted
         )
         converting = arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.string()),
-            include_columns=list(dict.fromkeys(columns)) if columns else names,
-            strings_can_be_null=False,
+            column_types=dict.fromkeys(unique, pa.string()), include_columns=unique, strings_can_be_null=False
         )
-        for block in _blocks(file, quoted):
+        for block in _blocks(file, quoted, f"{line}\n".encode() if numbered else b""):
             # Arrow's own reader of streams has threads, which may outlive the program's end and abort it.
-            reading = arrow_csv.ReadOptions(use_threads=False, column_names=names, block_size=len(block) + 1)
+            reading = arrow_csv.ReadOptions(use_threads=False, column_names=unique, block_size=len(block) + 1)
             try:
-                yield arrow_csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
+                rows = arrow_csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
             except pa.ArrowInvalid as error:  # whose number of a row is that in its block
-                raise DataError(
-                    f"{path} cannot be read: {re.sub('Row #[0-9]+: ', '', first_line(error))}"
-                ) from None
+                why = re.sub("Row #[0-9]+: ", "", first_line(error))
+                if "UTF8" in why:
+                    why = "it is not UTF-8; --encoding says what it is (of Windows often cp1252)"
+                raise DataError(f"{path} cannot be read: {why}") from None
+            if quoted and b'"' in block:
+                _check_quotes(path, rows)
+            yield rows
 
 
-def _blocks(file: IO[bytes], quoted: bool) -> Iterator[bytes]:
-    """The bytes of a file, whole rows at a time; of quoted cells a row may go on in the next line."""
-    left = b""
+def _check_quotes(path: Path, rows: pa.Table) -> None:
+    """Refuse cells of many lines: a quote that nothing closes has taken other rows into them."""
+    for name in rows.column_names:
+        breaks = pc.count_substring(rows[name], "\n")
+        if (pc.max(breaks).as_py() or 0) > _SPANNED:
+            cell = rows[name][pc.index(pc.greater(breaks, _SPANNED), True).as_py()].as_py()
+            raise DataError(
+                f"{path}: a cell of '{name}' has many lines: is a quote missing in '{cell[:60]}'?"
+            )
+
+
+def _first_line(
+    path: Path, file: IO[bytes], columns: Sequence[str] | None, separator: str | None, edges: Edges
+) -> tuple[str, list[str], str]:
+    """The first line that is no comment, its cells, and the separator."""
+    numbered = columns is not None and all(column.isdecimal() for column in columns)
+    given = separator
+    separator = separator or separator_of(path)
+    for raw in iter(file.readline, b""):
+        try:
+            line = raw.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{path} cannot be read: it is not UTF-8; --encoding says what it is, such as cp1252"
+            ) from None
+        if excel := re.fullmatch(r'"?sep=(.)"?', line):
+            separator = given or excel[1]
+            continue
+        cells = next(csv.reader([line], delimiter=separator), []) if separator != "\t" else line.split("\t")
+        if line.startswith("#") and columns is not None:
+            bare = [cells[0].lstrip("# "), *cells[1:]]
+            if not numbered and set(columns) <= {cell.strip() for cell in bare}:
+                return line, bare, separator
+            if not numbered and set(columns) <= {cell.strip() for cell in cells}:
+                return line, cells, separator
+            if not numbered or len(cells) < max(map(int, columns)):
+                edges.notes["lines of comments"] += 1
+                continue
+        if line.strip():
+            return line, cells, separator
+    return "", [], separator
+
+
+def _blocks(file: IO[bytes], quoted: bool, left: bytes = b"") -> Iterator[bytes]:
+    """The bytes of a file, whole rows at a time; of quoted cells a row may go on in the next line.
+
+    Args:
+        left: the line before them.
+    """
     while data := file.read(_BLOCK):
         left += data
         end = left.rfind(b"\n") + 1
@@ -114,21 +366,176 @@ def _blocks(file: IO[bytes], quoted: bool) -> Iterator[bytes]:
         yield left
 
 
+# --- tables of any kind -------------------------------------------------------------------------------------
+
+
 def table(given: EdgeFiles) -> Edges:
-    """Any table: the columns of heads, relations and tails are named; without a header, numbered."""
-    found = Edges([], TextColumns(), {})
+    """Any table: the columns of heads, relations and tails are named; without a header, numbered.
+
+    Columns of names beside those of ends, as query services write them (``item``, ``itemLabel``,
+    ``itemDescription``, ``itemAltLabel``), are read, and so are KGTK's statements of names.
+    """
+    edges = Edges.none()
     for path in given.paths:
-        for rows in _batches(path, given, given.columns, given.separator or separator_of(path)):
-            found.add(*(rows[column] for column in given.columns))
+        for rows in _batches(path, given, given.columns, given.separator, edges):
+            head, relation, tail = (edges.tidy(rows[column]) for column in given.columns)
+            if tuple(given.columns) == ("node1", "label", "node2"):
+                head, relation, tail = _without_literals(edges, given, head, relation, tail)
+            else:
+                _texts_beside(edges, rows, given.columns)
+            edges.add(head, relation, tail)
+    for path in given.nodes.paths:
+        for rows in _batches(path, given, None, given.separator, edges):
+            _add_nodes(edges, path, rows, given.nodes.columns, given.languages)
+    return edges
+
+
+def _texts_beside(edges: Edges, rows: pa.Table, columns: Sequence[str]) -> None:
+    """Take names from the columns of a query service's answer."""
+    head, relation, tail = columns
+    texts = edges.texts
+    into = (("Label", texts.names), ("Description", texts.descriptions), ("AltLabel", texts.aliases))
+    for column in (head, tail):
+        for end, kept in into:
+            if (beside := f"{column}{end}") in rows.column_names and beside not in columns:
+                found = edges.tidy(rows[beside])
+                cells = pc.replace_substring(found, ", ", "|") if end == "AltLabel" else found
+                edges.name(edges.tidy(rows[column]), cells, kept)
+    if (beside := f"{relation}Label") in rows.column_names and beside not in columns:
+        edges.name(edges.tidy(rows[relation]), edges.tidy(rows[beside]), texts.relations)
+
+
+_LITERAL = "^(\"|'|[!^@]|[+-]?[0-9.]+[^0-9a-zA-Z]*$)"  # how KGTK writes texts, truths, dates, places, numbers
+
+
+def _without_literals(
+    edges: Edges,
+    given: EdgeFiles,
+    head: pa.ChunkedArray,
+    relation: pa.ChunkedArray,
+    tail: pa.ChunkedArray,
+) -> list[pa.ChunkedArray]:
+    """KGTK's edges between entities; names and descriptions become texts, other literals are left out."""
+    literal = pc.match_substring_regex(tail, _LITERAL)
+    texts = edges.texts
+    kinds = {"label": texts.names, "alias": texts.aliases, "description": texts.descriptions}
+    rows = pa.table({"head": head, "relation": relation, "tail": tail})
+    for row in rows.filter(literal).to_pylist():
+        text = unquoted(row["tail"], given.languages)
+        into = kinds.get(row["relation"])
+        if into is None or text is None:
+            edges.left_out["literals" if into is None else "texts in other languages"] += 1
+        elif row["relation"] == "alias" and row["head"] in into:
+            into[row["head"]] += f"|{text}"
+        else:
+            into.setdefault(row["head"], text)
+    kept = rows.filter(pc.invert(literal))
+    return [kept.column(end) for end in ENDS]
+
+
+def unquoted(cell: str, languages: Sequence[str]) -> str | None:
+    r"""A text that KGTK may have quoted; None of one in a language that is not wanted.
+
+    >>> unquoted("'A Film'@en", ["en"]), unquoted('"A \\"Film\\""', ["en"]), unquoted("A Film", ["en"])
+    ('A Film', 'A "Film"', 'A Film')
+    >>> unquoted("'Ein Film'@de", ["en"]) is None
+    True
+    """
+    if text := re.fullmatch(r"'(.*)'@([A-Za-z-]+)", cell):
+        tag = language_of(text[2])
+        wanted = {language_of(language) for language in languages} | {"mul", ""}
+        if not any(tag == x or tag.startswith(f"{x}-") for x in wanted):
+            return None
+        return text[1].replace("\\'", "'")
+    if text := re.fullmatch(r'"(.*)"', cell):
+        return text[1].replace('\\"', '"')
+    return cell
+
+
+# Names of columns in tables of nodes, by what they have: KGX, Neo4j and APOC, Gephi, ESCO, Hetionet.
+_KINDS = ("label", "name", "types", "description", "aliases")
+_NODE_COLUMNS: Mapping[str, Sequence[str]] = {
+    "label": (
+        "id",
+        ":id",
+        "_id",
+        "nodeid",
+        "node_id",
+        "identifier",
+        "concepturi",
+        "uri",
+        "iri",
+        "item",
+        "node1",
+        "label",
+    ),
+    "name": ("name", "preferredlabel", "preflabel", "title", "itemlabel", "label"),
+    "types": ("category", "categories", ":label", "_labels", "types", "type", "kind", "class"),
+    "description": ("description", "itemdescription", "definition", "desc"),
+    "aliases": ("synonym", "synonyms", "altlabels", "altlabel", "aliases", "alias", "itemaltlabel"),
+}
+
+
+def _columns_of_nodes(path: Path, there: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """The column of each kind of text of a table of nodes.
+
+    Raises:
+        DataError: when there is no column of labels, or not one that was named.
+    """
+    if columns:
+        named = {kind: column for kind, column in zip(_KINDS, columns, strict=False) if column}
+        _check_columns(path, there, list(named.values()))
+        return named
+    folded = {re.sub(r"^(\w+)(:ID).*", r"\2", name).casefold(): name for name in there}
+    found: dict[str, str] = {}
+    for kind, names in _NODE_COLUMNS.items():
+        column = next(
+            (folded[name] for name in names if name in folded and folded[name] not in found.values()), None
+        )
+        if column is not None:
+            found[kind] = column
+    if "label" not in found:
+        raise DataError(
+            f"{path} has no column of labels such as id, but {', '.join(there)}; --node-columns names the "
+            "columns of label, name, types, description and aliases: id,name,category,description"
+        )
     return found
+
+
+def _add_nodes(
+    edges: Edges, path: Path, rows: pa.Table, columns: Sequence[str], languages: Sequence[str]
+) -> None:
+    """Take the texts of a table of nodes."""
+    found = _columns_of_nodes(path, rows.column_names, columns)
+    labels, texts = edges.tidy(rows[found["label"]]), edges.texts
+    edges.notes["nodes"] += len(rows)
+    into = {
+        "name": texts.names,
+        "types": texts.types,
+        "description": texts.descriptions,
+        "aliases": texts.aliases,
+    }
+    for label in labels.to_pylist():
+        if label:
+            texts.names.setdefault(label, "")
+    for kind, kept in into.items():
+        if kind not in found:
+            continue
+        cells = edges.tidy(rows[found[kind]])
+        if kind == "types" and found[kind].casefold() in (":label", "_labels"):  # Neo4j's, and APOC's
+            cells = pc.replace_substring_regex(pc.utf8_trim(cells, ":;"), "[:;]", "|")
+        plain = pa.array([unquoted(cell, languages) or "" for cell in cells.to_pylist()], pa.string())
+        for label, text in zip(labels.to_pylist(), plain.to_pylist(), strict=True):
+            if label and text and not kept.get(label):
+                kept[label] = text
 
 
 def hetionet(given: EdgeFiles) -> Edges:
     """Hetionet's: ``nodes.tsv`` (id, name, kind), ``edges.sif.gz`` (source, metaedge, target) and, for the
     names of relations, ``metaedges.tsv`` (metaedge, abbreviation)."""
-    found = Edges([], TextColumns(), {})
+    found = Edges.none()
     for path in given.paths:
-        for rows in _batches(path, given, None, "\t"):
+        for rows in _batches(path, given, None, "\t", found):
             columns = set(rows.column_names)
             if {"metaedge", "abbreviation", "inverted"} <= columns:
                 continue  # how Hetionet draws and writes metaedges
@@ -154,7 +561,7 @@ def primekg(given: EdgeFiles) -> Edges:
     Labels are source and id, such as ``NCBI:9796``. A relation has the name that it is
     displayed by, where that is one and no other relation's.
     """
-    found, seen = Edges([], TextColumns(), {}), set[tuple[str, str, str]]()
+    found, seen = Edges.none(), set[tuple[str, str, str]]()
     said = dict[str, set[str]]()
     wanted = (
         "relation",
@@ -162,7 +569,7 @@ def primekg(given: EdgeFiles) -> Edges:
         *(f"{end}_{of}" for end in "xy" for of in ("source", "id", "name", "type")),
     )
     for path in given.paths:
-        for rows in _batches(path, given, wanted, ","):
+        for rows in _batches(path, given, wanted, ",", found):
             of = {column: rows[column].to_pylist() for column in wanted}
             ends = list[list[str]]()
             for end in "xy":
@@ -175,7 +582,7 @@ def primekg(given: EdgeFiles) -> Edges:
                 if head == tail or (tail, relation, head) not in seen:
                     seen.add((head, relation, tail))
                     kept.append((head, relation, tail))
-            found.leave_out("edges in the other direction", len(rows) - len(kept))
+            found.left_out["edges in the other direction"] += len(rows) - len(kept)
             found.triples.append(triples_of(kept))
             for pair in zip(of["relation"], of["display_relation"], strict=True):
                 said.setdefault(pair[0], set()).add(pair[1])
@@ -192,13 +599,13 @@ def conceptnet(given: EdgeFiles) -> Edges:
 
     Labels are URIs such as ``/c/en/land_reform``, without part of speech and sense; names are their terms.
     """
-    found = Edges([], TextColumns(), {})
+    found = Edges.none()
     pattern = f"^/c/({'|'.join(map(re.escape, given.languages))})/[^/]"
     other = f"rows that are not of two concepts of {', '.join(given.languages)}"
     for path in given.paths:
-        for rows in _batches(path, given, ("2", "3", "4"), "\t"):
+        for rows in _batches(path, given, ("2", "3", "4"), "\t", found):
             kept = rows.filter(pc.and_(*(pc.match_substring_regex(rows[x], pattern) for x in ("3", "4"))))
-            found.leave_out(other, len(rows) - len(kept))
+            found.left_out[other] += len(rows) - len(kept)
             head, tail = (
                 pc.replace_substring_regex(kept[x], r"^(/c/[^/]+/[^/]+).*$", r"\1") for x in ("3", "4")
             )
@@ -238,8 +645,23 @@ def checked_columns(columns: Sequence[str] | None, separator: str | None) -> tup
     return named, tab
 
 
-def read_edges(kind: str, given: EdgeFiles, name: str) -> tuple[KnowledgeGraph, int, dict[str, int]]:
-    """The graph of files of edges, the number of repeated triples, and that of rows left out, by reason.
+class ReadEdges(NamedTuple):
+    """A graph of files of edges, and counts of what was read.
+
+    Attributes:
+        repeated: triples that were there again.
+        left_out: rows that were left out, by reason.
+        notes: what else is worth a line.
+    """
+
+    graph: KnowledgeGraph
+    repeated: int = 0
+    left_out: Mapping[str, int] = {}
+    notes: Mapping[str, int] = {}
+
+
+def read_edges(kind: str, given: EdgeFiles, name: str) -> ReadEdges:
+    """The graph of files of edges.
 
     Args:
         kind: a key of :data:`EDGES`.
@@ -247,10 +669,15 @@ def read_edges(kind: str, given: EdgeFiles, name: str) -> tuple[KnowledgeGraph, 
     Raises:
         DataError: naming the file, when it cannot be read; when no triple is found.
     """
-    found = EDGES[kind](given)
-    if not any(map(len, found.triples)):
+    edges = EDGES[kind](given)
+    if not any(map(len, edges.triples)):
         raise DataError(f"{', '.join(map(str, given.paths))}: there is no triple")
-    triples = pa.concat_tables(found.triples)
+    triples = pa.concat_tables(edges.triples)
     once = triples.unify_dictionaries().group_by(list(ENDS), use_threads=False).aggregate([])
-    graph = build_graph(name, {"train": once}, found.texts)
-    return graph, len(triples) - len(once), {why: n for why, n in found.left_out.items() if n}
+    nodes = list(edges.texts.names) if given.nodes.paths else []
+    graph = build_graph(name, {"train": once}, edges.texts, extra_entities=nodes)
+    notes = Counter(edges.notes)
+    if given.nodes.paths:
+        notes["entities without a row in the table of nodes"] = len(graph.entities) - len({*nodes})
+    left_out, notes = +edges.left_out, +notes
+    return ReadEdges(graph, len(triples) - len(once), left_out, notes)

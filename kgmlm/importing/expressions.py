@@ -1,9 +1,9 @@
 """Class expressions of OWL and lists of RDF, read as triples between entities.
 
 ``A subClassOf [R some B]`` says that things of A have R to things of B: it is read as (A, R, B), and so are
-``only``, ``value`` and cardinalities. An intersection is read as its members, a list as its items, a union in
-a domain or range as one for each member, and one that A is equivalent to as subclasses of A. What a triple
-would not mean (other unions, complements, cardinalities of none, expressions in expressions) is left out.
+``only``, ``value`` and cardinalities. An intersection is read as its members, a list as its items, and a
+union that A is equivalent to as subclasses of A. What a triple would not mean (other unions, complements,
+cardinalities of none, expressions in expressions) is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ FILLERS = (
 )  # what a restriction says that the property leads to
 PREDICATES = frozenset((PROPERTY, BOTH, EITHER, FIRST, REST, *FILLERS, f"{OWL}complementOf", f"{OWL}oneOf"))
 CLASSES = {SUBCLASS: SUBCLASS, EQUIVALENT: SUBCLASS, f"{RDF}type": f"{RDF}type"}
-ENDS = ("http://www.w3.org/2000/01/rdf-schema#domain", "http://www.w3.org/2000/01/rdf-schema#range")
 OWN, NONE = -1, -2  # the relation of the triple itself; no node
 DEEPEST = 100  # expressions within each other
 
@@ -104,15 +103,15 @@ class Expressions:
                         yield item, relation, node
 
     def expanded(
-        self, triples: IntArray, classes: Mapping[int, int], unions: Mapping[int, bool]
+        self, triples: IntArray, classes: Mapping[int, int], equivalent: int | None
     ) -> tuple[IntArray, IntArray]:
         """Replace triples whose tail is an expression or a list by what that says.
 
         Args:
             classes: relations whose tails are class expressions, and by which relation a class is linked to
                 the members of an intersection.
-            unions: relations whose tails may be unions, and whether the members are subclasses of the head
-                then, instead of tails each.
+            equivalent: the relation whose tails may be unions, of which the members are subclasses of the
+                head; None where there is none.
 
         Returns:
             The triples, each once, and those that said nothing that a triple can say.
@@ -127,12 +126,9 @@ class Expressions:
         for head, relation, node in triples[apart].tolist():
             if node in self.of[FIRST]:
                 said = [(relation, item) for item in self.items(node) if item not in self.blank]
-            elif node in self.of[EITHER] and relation in unions:
+            elif node in self.of[EITHER] and relation == equivalent:
                 items = [x for x in self.items(self.of[EITHER][node]) if x not in self.blank]
-                if unions[relation]:
-                    found += [(item, classes[relation], head) for item in items]
-                else:
-                    found += [(head, relation, item) for item in items]
+                found += [(item, classes[relation], head) for item in items]
                 if not items:
                     silent.append((head, relation, node))
                 continue

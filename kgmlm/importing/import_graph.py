@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,9 +17,17 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card, write_card
 from kgmlm.graphs.datasets import read_folder, write_folder, write_splits
-from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
-from kgmlm.importing.edges import EDGES, EdgeFiles, checked_columns, read_edges
+from kgmlm.importing.edges import (
+    EDGES,
+    JSON_SUFFIXES,
+    EdgeFiles,
+    NodeFiles,
+    ReadEdges,
+    checked_columns,
+    json_columns,
+    read_edges,
+)
 from kgmlm.importing.endpoints import ALL, endpoint_of, fetch
 from kgmlm.importing.importer import Importer
 from kgmlm.importing.layouts import LAYOUTS, How, layout_of, read_layout
@@ -37,6 +46,10 @@ class WantedKeywords(TypedDict, total=False):
     skip_blank: bool
     skip_deprecated: bool
     key: str | None
+    encoding: str | None
+    nodes: Sequence[str | Path] | str | Path
+    node_columns: Sequence[str]
+    context: str | Path | None
 
 
 def import_graph(
@@ -78,16 +91,22 @@ def import_graph(
         base: what relative IRIs are relative to.
         split: also draw a tenth of the triples each for validation and test, with all triples in memory; of a
             folder, the splits that it has not.
-        columns: of heads, relations and tails in a table: names in its first line, or numbers from 1 where it
-            has no such line. The format is a table then, or dgl-ke, whose columns may be in another order.
-        separator: of a table; by default a comma in ``.csv``, else a tab.
+        columns: of heads, relations and tails in a table (text, Parquet, JSON lines, a workbook): names in
+            its first line, or numbers from 1 where it has no such line. The format is a table then, or
+            dgl-ke, whose columns may be in another order.
+        separator: of a table; by default a comma in ``.csv``, else a tab. With any but a tab, cells may be in
+            quotes.
         query: of an endpoint: SPARQL that selects three variables, of heads, relations and tails; by default
             all triples of its default graph.
         wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
             relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
             that are entities, and ``skip_deprecated`` those of entities that are no longer to be used. Of
             Neo4j, predicates are properties and relations types of relationships; ``key`` is the property
-            whose value becomes the label of an entity, instead of Neo4j's element id.
+            whose value becomes the label of an entity, instead of Neo4j's element id. Of tables: their
+            ``encoding`` (such as "cp1252"; UTF-8 by default); ``nodes``, a table of nodes or several, whose
+            ``node_columns`` have label, name, types, description and aliases, and are found by their names
+            where they are well known. Of JSON-LD: a file with the ``context`` of addresses, which are not
+            fetched.
 
     Returns:
         What was read and what was left out: counts.
@@ -106,6 +125,8 @@ def import_graph(
     server = next(filter(None, map(Server.of, several)), None)
     if (url or server) and (len(several) > 1 or format is not None or columns is not None):
         raise ConfigError("a server is read alone, and has no format and no columns")
+    context = _read_context(wanted.get("context"))
+    encoding = _checked_encoding(wanted.get("encoding"))
     if server is None and wanted.get("key") is not None:
         raise ConfigError("a key is a property of the nodes of Neo4j: bolt://HOST")
     with watcher_of(progress) as watch:
@@ -115,6 +136,8 @@ def import_graph(
         raise DataError("name at least one file to import")
     if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES)):
         raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
+    if format is None and columns is None and separator is None and paths[0].suffix in JSON_SUFFIXES:
+        columns = json_columns(paths[0])
     named, separator = checked_columns(columns, separator)
     order = None
     if columns is not None and format == "dgl-ke" and separator is None and all(map(str.isdecimal, named)):
@@ -123,6 +146,13 @@ def import_graph(
         if format not in (None, "table"):
             raise ConfigError(f"columns and separators are those of a table, not of {format}")
         format = "table"
+    nodes = NodeFiles(
+        _paths(wanted.get("nodes", ())), tuple(x.strip() for x in wanted.get("node_columns", ()))
+    )
+    if format not in EDGES and (nodes.paths or nodes.columns or encoding):
+        raise ConfigError("--nodes, --node-columns and --encoding are of tables: --columns names theirs")
+    if nodes.columns and not nodes.paths:
+        raise ConfigError("--node-columns are of a table of nodes: --nodes names it")
     if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
         with watcher_of(progress) as watch:
             how = How([language] if isinstance(language, str) else list(language), order)
@@ -131,7 +161,7 @@ def import_graph(
         raise ConfigError("a query is asked of an endpoint: sparql+https://...")
     if server is not None:
         paths = []
-    for path in paths if url is None else []:
+    for path in [*paths, *nodes.paths] if url is None else []:
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
         format or format_of(path)
@@ -141,10 +171,12 @@ def import_graph(
     languages = [language] if isinstance(language, str) else list(language)
     if format is not None and format in EDGES:
         with watcher_of(progress) as watch:
-            given = EdgeFiles(paths, named, separator, languages, partial(_bytes, watch, total))
-            graph, repeated, left_out = read_edges(format, given, target.resolve().name)
-            source = f"{', '.join(path.name for path in paths)}, read as {format}"
-            return _written(graph, target, source, seed if split else None, watch, repeated, left_out)
+            given = EdgeFiles(
+                paths, named, separator, languages, partial(_bytes, watch, total), encoding, nodes
+            )
+            read = read_edges(format, given, target.resolve().name)
+            source = f"{', '.join(path.name for path in [*paths, *nodes.paths])}, read as {format}"
+            return _written(read, target, source, seed if split else None, watch)
     chosen = Wanted(
         tuple(wanted.get("name_predicates", ())),
         tuple(wanted.get("description_predicates", ())),
@@ -164,7 +196,7 @@ def import_graph(
                 source = server.url
                 read_server(server, importer, chosen, wanted.get("key"), watch)
             for path in paths:
-                read_statements(path, importer, format, base, partial(_bytes, watch, total))
+                read_statements(path, importer, format, base, partial(_bytes, watch, total), context)
             report = importer.write((target.resolve().name, f"Imported by kgmlm from {source}."))
             for note in _notes(importer, report):
                 watch.tell(note)
@@ -212,25 +244,55 @@ def _folder(
         raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
     kind = layout or layout_of(paths[0])
     graph = read_layout(paths[0], kind, target.resolve().name, how)
-    return _written(graph, target, f"a folder as {kind} lays it out", seed, watch)
+    return _written(ReadEdges(graph), target, f"a folder as {kind} lays it out", seed, watch)
 
 
-def _written(
-    graph: KnowledgeGraph,
-    target: Path,
-    source: str,
-    seed: int | None,
-    watch: Watcher,
-    repeated: int = 0,
-    left_out: Mapping[str, int] | None = None,
-) -> Outcome:
+def _paths(given: Sequence[str | Path] | str | Path) -> list[Path]:
+    """Files, one or several."""
+    several = [given] if isinstance(given, str | Path) else given
+    return [as_path(path, "a table of nodes") for path in several]
+
+
+def _read_context(path: str | Path | None) -> Any:
+    """The context of JSON-LD that a file has; None without a file.
+
+    Raises:
+        DataError: when it has none.
+    """
+    if path is None:
+        return None
+    try:
+        document = files.parse_json(files.read_bytes(as_path(path, "the context")))
+    except ValueError as error:
+        raise DataError(f"{path} is cut off or not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise DataError(f"{path} is no context of JSON-LD: it is no object")
+    return document.get("@context", document)
+
+
+def _checked_encoding(encoding: str | None) -> str | None:
+    """An encoding of texts that is known.
+
+    Raises:
+        ConfigError: when it is not.
+    """
+    if encoding is None:
+        return None
+    try:
+        "".encode(codecs.lookup(encoding).name)
+    except LookupError:
+        raise ConfigError(f"there is no encoding '{encoding}' (such as utf-8, cp1252, utf-16)") from None
+    return encoding
+
+
+def _written(read: ReadEdges, target: Path, source: str, seed: int | None, watch: Watcher) -> Outcome:
     """Write a graph as a dataset folder; returns what was read, as :func:`import_graph` does.
 
     Args:
         source: what it was imported from.
         seed: of the splits to draw that it has not; None draws none.
     """
-    name, how = target.resolve().name, ""
+    name, how, graph = target.resolve().name, "", read.graph
     if seed is not None and (missing := [split for split in ("valid", "test") if split not in graph.splits]):
         graph, how = split_random(graph, seed=seed), f", split at random with seed {seed}"
         for message in split_notes(graph, missing, {"valid": None}):
@@ -251,15 +313,16 @@ def _written(
             "entities": len(graph.entities),
             "relations": len(graph.relations),
             "triples": sum(found.values()),
-            "repeated": repeated,
+            "repeated": read.repeated,
             "entities without a name": graph.entities.unnamed,
             "relations without a name": sum(r.name == r.label for r in graph.relations),
             "entities without a description": graph.entities.undescribed,
             "deprecated": 0,
             "attributes": 0,
-            "left out": dict(left_out or {}),
+            "left out": dict(read.left_out),
             "left out by": {},
             "blank nodes": 0,
+            "notes": dict(read.notes),
             "splits": found,
         }
     )

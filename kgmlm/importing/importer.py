@@ -11,7 +11,7 @@ import re
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -28,8 +28,8 @@ from kgmlm.graphs.attributes import COLUMNS, TOKENS
 from kgmlm.graphs.cards import Card, Counts, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES
 from kgmlm.graphs.queries import distinct_triples
-from kgmlm.importing.expressions import CLASSES, ENDS, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
-from kgmlm.importing.vocabulary import RELATIONS, Kind, Wanted, language_of
+from kgmlm.importing.expressions import CLASSES, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
+from kgmlm.importing.vocabulary import RELATIONS, SIGNS, SKOS, Kind, Part, Wanted, language_of
 
 TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 SILENT, OF_BLANK, OLD = "expressions that no triple says", "triples of blank nodes", "of deprecated entities"
@@ -43,26 +43,79 @@ _ROWS = 1 << 16  # rows of a table that are strings at one time
 _PROPERTY = re.compile(r"http://www\.wikidata\.org/prop/(?:[a-z-]+/)*(P[0-9]+)")
 
 
-def name_of(label: str) -> str:
+_SELVES = ("me", "this", "about", "id", "it", "i")  # fragments by which pages call what they are about
+_WHOLE = re.compile(r"/(?:resource|wiki)/(.+)")  # of whose addresses all the rest is a name
+
+
+def _name_part(label: str) -> str:
+    """The part of an IRI that names something: its fragment, else the last part of its path.
+
+    >>> _name_part("http://e.org/onto#AC/DC"), _name_part("https://ada.example/card#me")
+    ('AC/DC', 'card')
+    >>> _name_part("http://dbpedia.org/resource/AC/DC")
+    'AC/DC'
+    """
+    label = label.rstrip("/#")
+    base, sharp, fragment = label.partition("#")
+    if sharp and fragment.casefold() not in _SELVES:
+        return fragment
+    if whole := _WHOLE.search(base):
+        return whole[1]
+    return base.rstrip("/").rsplit("/", 1)[-1]
+
+
+def name_of(label: str, part: str = "") -> str:
     """Words for an IRI that no text names: its last part.
+
+    Args:
+        part: the part of the label that names it, where that is known.
 
     >>> name_of("http://dbpedia.org/resource/S%C3%A3o_Paulo"), name_of("http://schema.org/birthPlace")
     ('São Paulo', 'birthPlace')
     >>> name_of("urn:kgmlm:S%C3%A3o_Paulo"), name_of("_:b1")
     ('São Paulo', 'b1')
     """
-    last = re.split(r"[/#]", label.rstrip("/#"))[-1]
+    last = part or _name_part(label)
     last = last if last != label else label.rsplit(":", 1)[-1]
     return " ".join(unquote(last).replace("_", " ").split()) or label
 
 
-def title_of(label: str) -> str:
+def title_of(label: str, part: str = "") -> str:
     """Words for an entity that no text names: its last part, with blanks in what is written as one word.
 
     >>> title_of("http://purl.org/pizza#FourSeasonsTopping"), title_of("http://dbpedia.org/resource/Rome")
     ('Four Seasons Topping', 'Rome')
     """
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name_of(label))
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name_of(label, part))
+
+
+class NameParts:
+    """The parts of IRIs that name something, by what the IRIs of a graph have in common.
+
+    The last part of a path names it, unless a folder above has more of the IRIs directly in it: of
+    ``.../things/Rome``, ``.../things/Oslo`` and ``.../things/AC/DC`` the last is called "AC/DC".
+    """
+
+    def __init__(self, labels: Iterable[str]) -> None:
+        self.children: Counter[str] = Counter()
+        for label in labels:
+            if "#" not in label and "://" in label:
+                self.children[label.rstrip("/").rsplit("/", 1)[0] + "/"] += 1
+
+    def of(self, label: str) -> str:
+        """The part of a label."""
+        part = _name_part(label)
+        base = label.rstrip("/")
+        if "#" in base or "://" not in base or "/" in part:
+            return part
+        own = self.children[base.rsplit("/", 1)[0] + "/"]
+        folders = base.split("/")  # scheme, nothing, authority, and parts of the path
+        best, most = part, max(own, 1)
+        for depth in range(len(folders) - 2, 2, -1):
+            above = "/".join(folders[:depth]) + "/"
+            if self.children[above] > most:
+                best, most = "/".join(folders[depth:]), self.children[above]
+        return best
 
 
 def words_of(label: str) -> str:
@@ -90,6 +143,7 @@ class Texts:
         self.languages = [language_of(language) for language in languages]
         self.best: dict[Kind, dict[int, tuple[int, int, str]]] = {"name": {}, "description": {}}
         self.aliases: dict[int, dict[str, None]] = {}
+        self.foreign: dict[int, dict[str, None]] = {}  # names of thesauri in other languages
 
     def rank(self, language: str) -> int | None:
         """Return a language's place among those that are wanted, 0 the best; None for others.
@@ -129,8 +183,10 @@ class Texts:
         return self.best[kind].get(entity, (0, 0, ""))[2]
 
     def further(self, entity: int, name: str) -> str:
-        """The aliases of an entity but for its name, as a cell of a table."""
-        return "|".join(x.replace("|", "/") for x in self.aliases.get(entity, ()) if x != name)
+        """The aliases of an entity but for its name, as a cell of a table; foreign ones go last."""
+        own = self.aliases.get(entity, {}) | self.foreign.get(entity, {})
+        cells = dict.fromkeys(" ".join(x.replace("|", "/").split()) for x in own if x != name)
+        return "|".join(cell for cell in cells if cell)
 
 
 class Importer:
@@ -160,6 +216,8 @@ class Importer:
         self.attributes: dict[int, list[tuple[int, str]]] = {}
         self.types: dict[int, dict[str, None]] = {}
         self.repeated = 0
+        self.properties: set[int] = set()
+        self.associations: dict[int, dict[Part, int]] = {}
         self.classes: dict[int, int] = {}  # relations whose tails are class expressions
         self._parts = folder / "parts"
         self._buffer = array("q")
@@ -179,6 +237,9 @@ class Importer:
     def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
         """Keep a text, where it is wanted."""
         if self.texts.rank(language) is None:
+            if predicate.startswith(SKOS) and kind != "description":
+                self.texts.foreign.setdefault(self.ids.setdefault(subject, len(self.ids)), {})[value] = None
+                return
             self.left_out("texts in other languages", f"{predicate} ({language})")
             self.names_in[language] += kind == "name"
             return
@@ -227,6 +288,15 @@ class Importer:
         """Leave out the triples of what stands for a statement."""
         self.reifiers.add(self.ids.setdefault(label, len(self.ids)))
 
+    def property(self, label: str) -> None:
+        """Keep which labels are declared as properties: they are relations, and no entities."""
+        self.properties.add(self.ids.setdefault(label, len(self.ids)))
+
+    def association(self, node: str, part: Part, value: str) -> None:
+        """Keep a part of the triple that a node stands for."""
+        parts = self.associations.setdefault(self.ids.setdefault(node, len(self.ids)), {})
+        parts[part] = self.ids.setdefault(value, len(self.ids))
+
     def new_blank(self) -> str:
         """``_:b1`` and so on, through all files."""
         self.counts["blank nodes"] += 1
@@ -261,13 +331,19 @@ class Importer:
             triples = triples[~about]
             triples = triples[~self.inner_N[triples[:, 0]]]
             once = distinct_triples(triples)
-            kept, silent = self.expressions.expanded(once, self.classes, self.unions)
+            kept, silent = self.expressions.expanded(once, self.classes, self.equivalent)
             kept = kept[~self.inner_N[kept[:, 2]]]
             of_blank = self.unwanted_N[kept[:, [0, 2]]].any(1)
             old = ~of_blank & self.old_N[kept[:, [0, 2]]].any(1)
-            refused = np.isin(kept[:, 1], self.skipped)
+            refused: BoolArray = np.isin(kept[:, 1], self.skipped)
             if self.wanted.keep:
                 refused |= ~np.isin(kept[:, 1], self.only)
+            of_property = self.property_N[kept[:, [0, 2]]].any(1)
+            if labels:
+                for relation in kept[of_property, 1].tolist():
+                    self.left_out("triples of properties", labels[relation])
+            kept, of_blank, old = kept[~of_property], of_blank[~of_property], old[~of_property]
+            refused = refused[~of_property]
             if labels:
                 self.counts["triples about statements"] += int(about.sum())
                 self.repeated += len(triples) - len(once)
@@ -297,18 +373,28 @@ class Importer:
             else:
                 self.texts.take(own, *self.texts_by[predicate], text)
                 self.inner.add(node)
+        for node, parts in self.associations.items():
+            self.reifiers.add(node)
+            if not parts.keys() >= {"head", "tail"}:
+                self.left_out("associations without a head or a tail", labels[node])
+                continue
+            if "relation" not in parts:
+                same = SIGNS["="]
+                parts["relation"] = ids[same] if same in ids else self._new(same, labels)
+            self._buffer.extend([parts[part] for part in ("head", "relation", "tail")])
         named = self.expressions.settle(ids.get(NIL), labels)
         for triple in self.expressions.of_named(subclass, kind, named):
             self._buffer.extend(triple)
         self.inner |= self.expressions.blank
         self.classes = {ids[name]: ids[own] for name, own in CLASSES.items() if name in ids}
-        self.unions = {ids[name]: name == EQUIVALENT for name in (EQUIVALENT, *ENDS) if name in ids}
+        self.equivalent = ids.get(EQUIVALENT)
         self.skipped, self.only = (
             [ids[x] for x in some if x in ids] for some in (self.wanted.skip, self.wanted.keep)
         )
-        self.reified_N, self.inner_N, self.unwanted_N, self.old_N = (
-            np.zeros(len(labels), np.bool_) for _ in range(4)
+        self.reified_N, self.inner_N, self.unwanted_N, self.old_N, self.property_N = (
+            np.zeros(len(labels), np.bool_) for _ in range(5)
         )
+        self.property_N[list(self.properties)] = True
         self.reified_N[list(self.reifiers)] = True
         self.inner_N[list(self.inner)] = True
         if self.wanted.skip_deprecated:
@@ -368,6 +454,7 @@ class Importer:
             "left out": {what: n for what, n in self.counts.items() if what != "blank nodes" and n},
             "left out by": {what: dict(by.most_common()) for what, by in self.by.items()},
             "blank nodes": self.counts["blank nodes"],
+            "notes": {},
         }
 
     def _write_triples(self, labels: list[str], entity_N: BoolArray, relation_N: BoolArray) -> int:
@@ -389,22 +476,27 @@ class Importer:
         """Write ``entities``; how many have no name but their label's."""
         texts = self.texts
         unnamed = 0
-        lists = [name for name, of in (("types", self.types), ("aliases", texts.aliases)) if of]
+        lists = [
+            name for name, of in (("types", self.types), ("aliases", texts.aliases or texts.foreign)) if of
+        ]
         header = ("label", "name", "description", *lists)
+        nameless = (labels[i] for i in np.flatnonzero(entity_N).tolist() if not texts.of(i, "name"))
+        parts = NameParts(nameless)
         with _Table(self.folder / "entities", header, header=True) as table:
             for ids in _chunks(np.flatnonzero(entity_N)):
                 names = [texts.of(i, "name") for i in ids]
+                titles = [title_of(labels[i], parts.of(labels[i])) for i in ids]
                 unnamed += sum(not name for name in names)
                 columns = [
                     [labels[i] for i in ids],
-                    [name or title_of(labels[i]) for i, name in zip(ids, names, strict=True)],
+                    [name or title for name, title in zip(names, titles, strict=True)],
                     [texts.of(i, "description") for i in ids],
                 ]
                 if self.types:
                     columns.append(
                         ["|".join(x.replace("|", "/") for x in self.types.get(i, ())) for i in ids]
                     )
-                if texts.aliases:
+                if "aliases" in lists:
                     columns.append([texts.further(i, name) for i, name in zip(ids, names, strict=True)])
                 table.write([pa.array(column, pa.large_string()) for column in columns])
         return unnamed

@@ -6,6 +6,7 @@ and triples that are known to be false.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from kgmlm.core import files
 from kgmlm.core.errors import DataError
-from kgmlm.core.tables import read_triples, triples_of
+from kgmlm.core.tables import parse_lines, read_triples, triples_of
 from kgmlm.graphs.datasets import PARTS_OF_SPEECH, read_labeled, sense_name
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 
@@ -29,14 +30,36 @@ class How(NamedTuple):
     order: tuple[int, int, int] | None = None
 
 
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a text file with their numbers; blank ones at its end do not count.
+
+    Raises:
+        FileNotFoundError: when there is no such file.
+        DataError: naming the line, for one that is blank or not UTF-8.
+    """
+    path.stat()
+    lines = [(number, "\t".join(fields)) for number, fields in parse_lines(files.read_bytes(path), str(path))]
+    for number, line in lines:
+        if not line.strip():
+            raise DataError(f"{path}:{number}: the line is blank")
+    return lines
+
+
 def _pairs(path: Path) -> dict[str, str]:
-    """The texts of a file of labels and texts, a tab between them; empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    lines = path.read_text("utf-8").splitlines()
-    return {
-        label: " ".join(text.split()) for label, _, text in (line.partition("\t") for line in lines) if text
-    }
+    """The texts of a file of labels and texts, a tab between them; empty where there is no such file.
+
+    Raises:
+        DataError: naming the line, for a label that has another text already.
+    """
+    pairs: dict[str, str] = {}
+    for number, line in _lines(path) if path.is_file() else ():
+        label, _, text = line.partition("\t")
+        text = " ".join(text.split())
+        if pairs.get(label, text) != text:
+            raise DataError(f"{path}:{number}: '{label}' has another text already")
+        if text:
+            pairs[label] = text
+    return pairs
 
 
 def _json(path: Path) -> Any:
@@ -46,7 +69,7 @@ def _json(path: Path) -> Any:
         DataError: when it is none.
     """
     try:
-        return files.parse_json(path.read_bytes())
+        return files.parse_json(path.read_bytes().removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
         raise DataError(f"{path} is cut off or not JSON: {error}") from None
 
@@ -74,23 +97,40 @@ def kg_bert(folder: Path, how: How) -> Read:
 
 
 def openke(folder: Path, how: How) -> Read:
-    """OpenKE's: ``entity2id.txt``, ``relation2id.txt``, and triples as numbers: head, tail, relation."""
+    """OpenKE's: ``entity2id.txt``, ``relation2id.txt``, and triples as numbers: head, tail, relation.
 
-    def labels(stem: str) -> list[str]:
-        found = dict[int, str]()
-        for line in (folder / f"{stem}2id.txt").read_text("utf-8").splitlines()[1:]:
-            label, _, number = line.rpartition("\t" if "\t" in line else " ")
-            found[int(number)] = label
-        return [found[i] for i in range(len(found))]
+    The first line of each file is the number of the others; it may be missing.
+    """
+
+    def lines(path: Path) -> list[tuple[int, str]]:
+        """Lines but for the first, which counts the others."""
+        lines = _lines(path)
+        if not lines or not lines[0][1].strip().isdecimal():
+            return lines
+        (_, count), *others = lines
+        if int(count) != len(others):
+            raise DataError(f"{path}: its first line counts {int(count):,} lines, but {len(others):,} follow")
+        return others
+
+    def labels(stem: str) -> dict[int, str]:
+        path, numbered = folder / f"{stem}2id.txt", dict[int, str]()
+        for number, line in lines(path):
+            label, _, index = line.rpartition("\t" if "\t" in line else " ")
+            if not label or not index.strip().isdecimal():
+                raise DataError(f"{path}:{number}: '{line}' is not a label and its number")
+            if int(index) in numbered:
+                raise DataError(f"{path}:{number}: the number {int(index)} stands there already")
+            numbered[int(index)] = label
+        return numbered
 
     entities, relations = labels("entity"), labels("relation")
 
     def triples(path: Path) -> Iterator[tuple[str, str, str]]:
-        for number, line in enumerate(path.read_text("utf-8").splitlines()[1:], 2):
+        for number, line in lines(path):
             try:
                 h, t, r = (int(field) for field in line.split())
                 yield entities[h], relations[r], entities[t]
-            except (ValueError, IndexError):
+            except (ValueError, KeyError):
                 raise DataError(
                     f"{path}:{number}: '{line}' is not numbers of head, tail and relation"
                 ) from None
@@ -172,7 +212,7 @@ def dgl_ke(folder: Path, how: How) -> Read:
 
     def lines(*names: str) -> tuple[Path, list[str]]:
         there = next((path for name in names if (path := folder / name).is_file()), folder / names[0])
-        return there, [line for line in there.read_text("utf-8").splitlines() if line.strip()]
+        return there, [line for _, line in _lines(there)]
 
     def labels(of: str, plural: str) -> dict[str, str]:
         """Labels by number; the numbers are those from 0 on, before or after the labels."""
@@ -228,7 +268,13 @@ def openbiolink(folder: Path, how: How) -> Read:
     ``negative_train_sample.csv`` and so on, and types in ``train_val_nodes.csv`` and ``test_nodes.csv``."""
 
     def rows(path: Path, count: int) -> list[list[str]]:
-        return [line.split("\t")[:count] for line in path.read_text("utf-8").splitlines()]
+        rows = []
+        for number, line in _lines(path):
+            cells = line.split("\t")[:count]
+            if len(cells) < count or not all(cells):
+                raise DataError(f"{path}:{number}: expected {count} columns with tabs between, none empty")
+            rows.append(cells)
+        return rows
 
     splits, false, texts = dict[str, pa.Table](), dict[str, pa.Table](), TextColumns()
     for split, stem in (("train", "train"), ("valid", "val"), ("test", "test")):

@@ -9,6 +9,7 @@ import bz2
 import codecs
 import gzip
 import io
+import json
 import lzma
 import re
 import zipfile
@@ -21,11 +22,29 @@ from urllib.parse import quote
 
 from kgmlm.core import files
 from kgmlm.core.errors import DataError, first_line
-from kgmlm.importing.vocabulary import LEFT_OUT, NOTES, OWL, RDF, RDFS, SKOS, TERMS, Kind
+from kgmlm.importing.vocabulary import (
+    ALIGNED,
+    ASSOCIATIONS,
+    LEFT_OUT,
+    LEFT_OUT_BELOW,
+    LINKS,
+    NOTES,
+    OWL,
+    PAGES,
+    RDF,
+    RDFS,
+    SIGNS,
+    SKOS,
+    TERMS,
+    Kind,
+    Part,
+)
 
+Reader = Callable[[IO[bytes], Path, "Listener", "str | None", Any], None]
 Advance = Callable[[int], None]  # how many more bytes of the file are read
 SUFFIXES = {
     ".nt": "ntriples",
+    ".ntx": "ntriples",
     ".nq": "nquads",
     ".ttl": "turtle",
     ".turtle": "turtle",
@@ -92,6 +111,12 @@ class Listener(Protocol):
 
     def left_out(self, why: str, predicate: str) -> None:
         """A statement that a graph of entities has no place for; ``why`` is what is counted."""
+
+    def property(self, label: str) -> None:
+        """A label is declared as a property."""
+
+    def association(self, node: str, part: Part, value: str) -> None:
+        """A node stands for a triple, of which this is a part."""
 
     def reifier(self, label: str) -> None:
         """An entity that stands for a statement about a triple: what is said of it is not of the graph."""
@@ -232,21 +257,25 @@ _SHAPES = ((b"<\0?\0", "utf-16-le"), (b"\0<\0?", "utf-16-be"))  # of XML without
 _DECLARED = re.compile(r"""\A\s*(<\?xml\b[^>]*?)(\s+encoding\s*=\s*(["'])([A-Za-z][A-Za-z0-9._-]*)\3)""")
 _TAG = re.compile(rb'("@[A-Za-z]{2,3})_([A-Za-z]{2}|[A-Za-z]{4}|[0-9]{3})(?=[\s.,;\])}])')
 _TAG_BYTES = 16  # more than the longest
-_HEAD = 512  # bytes in which an XML file says its encoding
+HEAD = 512  # bytes in which an XML file says its encoding
 
 
-class _Utf8(_Filter):
+class Utf8(_Filter):
     """A text file as UTF-8 without a byte order mark, whatever encoding that mark or XML's first line says.
+
+    Args:
+        xml: whether it is XML.
+        encoding: of a file without a byte order mark; empty is UTF-8.
 
     Raises:
         ValueError: for an encoding that is not known, or a file that is not in it.
     """
 
-    def __init__(self, file: IO[bytes], xml: bool) -> None:
+    def __init__(self, file: IO[bytes], xml: bool, encoding: str = "") -> None:
         head = b""
-        while len(head) < _HEAD and (more := file.read(_HEAD - len(head))):
+        while len(head) < HEAD and (more := file.read(HEAD - len(head))):
             head += more
-        name, skip = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), ("", 0))
+        name, skip = next(((name, len(bom)) for bom, name in _BOMS if head.startswith(bom)), (encoding, 0))
         if xml and not name:
             declared = _DECLARED.search(head.decode("latin-1"))
             name = next(
@@ -266,6 +295,7 @@ class _Utf8(_Filter):
             self.left = text.encode("utf-8", "surrogateescape")
 
     def passed(self, data: bytes) -> bytes:
+        """Bytes of the file as UTF-8."""
         if self.decoder is None:
             return data
         try:
@@ -298,10 +328,30 @@ _BEGINNINGS = (
     (r"(?i)\A\s*(<!DOCTYPE html|<html)", "it is a web page"),
     (r"\A\s*(<\?xml|<rdf:RDF)", "it looks like RDF/XML: --format rdfxml reads it"),
     (r'\A\s*[\[{]\s*[\[{]?\s*"@(context|id|graph)"', "it is JSON-LD: --format jsonld reads it"),
+    (
+        r'"type"\s*:\s*"bundle"|"spec_version"\s*:\s*"2\.',
+        "it is a STIX bundle, which is not read: write its relationship objects as a table of source_ref, "
+        "relationship_type and target_ref, and read that by --columns and --nodes",
+    ),
+    (
+        r'\A\s*\{\s*"(graphs|meta)"\s*:',
+        "it looks like OBO Graphs' JSON, which is not read: ROBOT converts it to OWL (robot convert -i IN -o "
+        "OUT.owl)",
+    ),
+    (
+        r'"(directed|multigraph)"\s*:|\A\s*\{\s*"(nodes|links|edges)"\s*:',
+        "it looks like a node-link graph, which is not read: write its edges as a table "
+        "(pandas.DataFrame(...).to_csv), and read that by --columns, the nodes by --nodes",
+    ),
+    (
+        r'"type"\s*:\s*"(node|relationship)"',
+        "it looks like an export of Neo4j: bolt://HOST reads the server, and --columns the CSV of "
+        "apoc.export.csv (_start,_type,_end) with the same file as --nodes",
+    ),
 )
 
 
-def _hint(head: bytes, asked: str) -> str:
+def hint_of(head: bytes, asked: str) -> str:
     """Guess the format of a file that could not be read, by its first bytes; empty where none fits."""
     text = head.decode("latin-1").removeprefix("\u00ef\u00bb\u00bf")
     found = next((why for pattern, why in _BEGINNINGS if re.search(pattern, text)), "")
@@ -315,24 +365,26 @@ def read_statements(
     kind: str | None = None,
     base: str | None = None,
     advance: Advance = lambda n: None,
+    context: Any = None,
 ) -> None:
     """Tell a listener all that a file says.
 
     Args:
         kind: its format, a key of :data:`READERS`; by default by its name.
         base: what relative IRIs are relative to.
+        context: of JSON-LD: what stands for contexts at addresses, which are not fetched.
 
     Raises:
         DataError: naming the file, when it is cut off, damaged or of another format.
     """
     asked = kind or format_of(path)
     with unpacked(path, advance) as file:
-        head = file.peek(_HEAD)[:_HEAD]
+        head = file.peek(HEAD)[:HEAD]
         try:
-            text = io.BufferedReader(_Utf8(cast("IO[bytes]", file), asked == "rdfxml"), 1 << 16)
-            READERS[asked](cast("IO[bytes]", text), path, told, base)
+            text = io.BufferedReader(Utf8(cast("IO[bytes]", file), asked == "rdfxml"), 1 << 16)
+            READERS[asked](cast("IO[bytes]", text), path, told, base, context)
         except DataError as error:
-            raise DataError(f"{error}{_hint(head, asked)}") from None
+            raise DataError(f"{error}{hint_of(head, asked)}") from None
 
 
 @contextmanager
@@ -378,10 +430,10 @@ class _Whole(_Filter):
         return data
 
 
-def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], None]:
+def _rdf_reader(name: str) -> Reader:
     """The reader of one of RDF's formats; ``name`` as pyoxigraph has it."""
 
-    def read(file: IO[bytes], path: Path, told: Listener, base: str | None) -> None:
+    def read(file: IO[bytes], path: Path, told: Listener, base: str | None, context: Any = None) -> None:
         from xml.parsers.expat import ExpatError
 
         try:
@@ -389,9 +441,11 @@ def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], 
         except ImportError as error:
             raise DataError(f"reading RDF needs pyoxigraph ({error}): pip install 'kgmlm[rdf]'") from None
         source: Any = io.BufferedReader(_Whole(file) if name == "RDF_XML" else _Tags(file))
+        if name in ("N_TRIPLES", "N_QUADS"):
+            source = io.BufferedReader(_WithoutStars(source, told))
         try:
             if name == "JSON_LD":  # the parser does not see where a stream is cut off
-                source = _whole_json(source)
+                source = _whole_json(source, context)
             format = getattr(pyoxigraph.RdfFormat, name)
             _tell(pyoxigraph.parse(source, format, base_iri=base, lenient=True), told)
         except (SyntaxError, ExpatError) as error:
@@ -404,20 +458,90 @@ def _rdf_reader(name: str) -> Callable[[IO[bytes], Path, Listener, str | None], 
     return read
 
 
-def _whole_json(file: IO[bytes]) -> Any:
-    """A JSON document that is whole.
+class _WithoutStars(_Filter):
+    """N-Triples without the lines of RDF-star, statements about triples, which are counted."""
+
+    def __init__(self, file: IO[bytes], told: Listener) -> None:
+        self.file, self.told, self.held = file, told, b""
+
+    def passed(self, data: bytes) -> bytes:
+        *lines, self.held = (self.held + data).split(b"\n") if data else [self.held, b""]
+        kept = []
+        for line in lines:
+            if b"<<" in line and _STARRED.match(line):
+                predicate = re.search(rb">>\s*<([^>]*)>", line)
+                self.told.left_out(STARS, predicate[1].decode("utf-8", "replace") if predicate else "")
+            else:
+                kept.append(line)
+        return b"".join(line + b"\n" for line in kept)
+
+
+STARS = "statements about triples"
+_STARRED = re.compile(rb"\s*(<<|(<[^>]*>|_:\S+)\s+<[^>]*>\s+<<(?!\())")
+_SCHEMA_ORG = re.compile(r"https?://(www\.)?schema\.org(/(docs/jsonldcontext\.jsonl?d?)?)?")
+# The context of schema.org, as far as a graph of entities needs it: its words, and whose values are entities.
+_SCHEMA_CONTEXT = {
+    "@vocab": "http://schema.org/",
+    "type": "@type",
+    "id": "@id",
+    **{
+        name: {"@id": f"http://schema.org/{name}", "@type": "@id"}
+        for name in ("sameAs", "url", "image", "logo", "mainEntityOfPage", "additionalType", "license")
+    },
+}
+
+
+def _whole_json(file: IO[bytes], context: Any) -> Any:
+    """A JSON document that is whole, with its contexts in it.
+
+    Args:
+        context: stands for contexts at addresses, but for that of schema.org, which is known.
 
     Raises:
-        SyntaxError: when it is not.
+        SyntaxError: when it is not whole.
+        ValueError: when it has a context at an address that nothing stands for.
     """
     text = file.read()
     try:
-        files.parse_json(text)
+        document = files.parse_json(text)
     except ValueError as error:
         raise SyntaxError(first_line(error)) from None
     if b'"@' not in text:
         raise SyntaxError("it has no keyword such as @context")
-    return io.BytesIO(text)
+    return io.BytesIO(
+        json.dumps(_with_contexts(document, context)).encode() if b'"@context"' in text else text
+    )
+
+
+def _with_contexts(value: Any, context: Any) -> Any:
+    """A value of JSON-LD whose contexts at addresses are written out."""
+    if isinstance(value, list):
+        return [_with_contexts(item, context) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _context(own, context) if key == "@context" else _with_contexts(own, context)
+        for key, own in value.items()
+    }
+
+
+def _context(own: Any, context: Any) -> Any:
+    """A context without addresses.
+
+    Raises:
+        ValueError: when nothing stands for an address.
+    """
+    if isinstance(own, list):
+        return [_context(part, context) for part in own]
+    if not isinstance(own, str):
+        return own
+    if _SCHEMA_ORG.fullmatch(own):
+        return _SCHEMA_CONTEXT
+    if context is None:
+        raise ValueError(
+            f"its context is at {own}, which is not fetched: save it as a file, and name that by --context"
+        )
+    return context
 
 
 _WORDS = {
@@ -456,11 +580,15 @@ def _tell(quads: Any, told: Listener) -> None:
         subject, predicate, value = quad.subject, _absolute(quad.predicate.value), quad.object
         node = type(value)
         text = told.texts_by.get(predicate)
-        why = "" if predicate in told.kept or text is not None else LEFT_OUT.get(predicate, "")
+        why = "" if predicate in told.kept or text is not None else _why_left_out(subject, predicate, value)
         if why:
             told.left_out(why, predicate)
             if why == NOTES and node is BlankNode:
                 told.reifier(label(value))
+        elif predicate in ASSOCIATIONS and node is not Literal:
+            told.association(label(subject), ASSOCIATIONS[predicate], label(value))
+        elif predicate in ALIGNED and node is Literal:
+            told.association(label(subject), "relation", SIGNS.get(value.value, predicate))
         elif node is Literal:
             if predicate in VALUES and text is None:
                 told.value(label(subject), value.value, value.language or "")
@@ -489,14 +617,51 @@ def _tell(quads: Any, told: Listener) -> None:
             ):
                 if type(subject) is not BlankNode:  # else it is an expression, and counted as such
                     told.left_out(TERMS, value.value)
+                if value.value in _PROPERTIES and type(subject) is NamedNode:
+                    told.property(label(subject))
                 if value.value in (f"{OWL}DeprecatedClass", f"{OWL}DeprecatedProperty"):
                     told.deprecated(label(subject))
             else:
                 told.triple(label(subject), predicate, label(value))
         else:
-            told.left_out("statements about triples", predicate)
+            told.left_out(STARS, predicate)
             if predicate == _REIFIES:
                 told.reifier(label(subject))
+
+
+_PROPERTIES = {f"{RDF}Property"} | {
+    f"{OWL}{kind}Property"
+    for kind in (
+        "Object", "Datatype", "Annotation", "Ontology", "Transitive", "Symmetric", "Asymmetric", "Reflexive",
+        "Irreflexive", "Functional", "InverseFunctional", "Deprecated",
+    )
+}  # fmt: skip
+_PAGE = re.compile(
+    r"https?://([a-z-]+\.)?(m\.)?(wikipedia|wiktionary|wikibooks|wikiquote|wikisource|wikivoyage|wikinews|"
+    r"wikiversity|wikimedia)\.org/|https?://(www\.)?wikidata\.org/wiki/Special:"
+)
+_OF_WIKIBASE = "http://wikiba.se/ontology#"
+_DIRECT = "http://www.wikidata.org/prop/direct/"
+_ITEM = re.compile(r"https?://www\.wikidata\.org/entity/[QPL][0-9]+")
+
+
+def _why_left_out(subject: Any, predicate: str, value: Any) -> str:
+    """Why a statement is of files, records or pages and not of the world; empty of others."""
+    if why := LEFT_OUT.get(predicate) or next((w for x, w in LEFT_OUT_BELOW if predicate.startswith(x)), ""):
+        return why
+    about, named = getattr(subject, "value", ""), getattr(value, "value", "")
+    if _PAGE.match(about):
+        return PAGES
+    if predicate == f"{RDF}type" and named.startswith(_OF_WIKIBASE):
+        return TERMS
+    is_iri = hasattr(value, "value") and not hasattr(value, "language")
+    if is_iri and _PAGE.match(named):
+        return PAGES
+    if is_iri and predicate.startswith(_DIRECT) and not _ITEM.fullmatch(named):
+        return "values that are not known" if "/.well-known/genid/" in named else LINKS
+    if predicate == f"{OWL}sameAs" and re.match(r"https?://([a-z]+\.)?(dbpedia|yago-knowledge)\.org/", about):
+        return LINKS
+    return ""
 
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -510,6 +675,7 @@ def _absolute(value: str) -> str:
     Raises:
         SyntaxError: for a relative one.
     """
+    value = value.strip()
     if not _SCHEME.match(value):
         raise SyntaxError(f"No scheme found in the IRI '{value}'")
     if value.isprintable():
@@ -567,7 +733,9 @@ def _truthy(claims: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield relation, statement["mainsnak"]
 
 
-def _read_wikidata(file: IO[bytes], path: Path, told: Listener, base: str | None) -> None:
+def _read_wikidata(
+    file: IO[bytes], path: Path, told: Listener, base: str | None, context: Any = None
+) -> None:
     """Labels, descriptions, aliases, and truthy claims between items."""
     for document in _documents(file, path):
         label = document["id"]
@@ -599,7 +767,7 @@ def _read_wikidata(file: IO[bytes], path: Path, told: Listener, base: str | None
             ) from None
 
 
-READERS: dict[str, Callable[[IO[bytes], Path, Listener, str | None], None]] = {
+READERS: dict[str, Reader] = {
     "ntriples": _rdf_reader("N_TRIPLES"),
     "nquads": _rdf_reader("N_QUADS"),
     "turtle": _rdf_reader("TURTLE"),

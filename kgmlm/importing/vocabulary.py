@@ -46,13 +46,18 @@ TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
     "http://www.w3.org/2004/02/skos/core#scopeNote": ("description", 5),
 }
 # What is left out, since it tells of the file and not of the world, each with what is counted.
-TERMS, FILES, NOTES, DATES, RECORDS = (
+TERMS, FILES, NOTES, DATES, RECORDS, SCHEMES, AXIOMS, PAGES, LINKS = (
     "types that only RDF, OWL and SKOS have",
     "about files",
     "notes",
     "dates of records",
     "about records",
+    "about schemes",
+    "axioms about properties",
+    "about pages and images",
+    "identifiers and links to other data",
 )
+FOAF, DBO, PROV = "http://xmlns.com/foaf/0.1/", "http://dbpedia.org/ontology/", "http://www.w3.org/ns/prov#"
 LEFT_OUT: dict[str, str] = {
     **{f"{OWL}{name}": FILES for name in ("imports", "versionIRI", "priorVersion", "backwardCompatibleWith")},
     f"{RDFS}isDefinedBy": FILES,
@@ -63,9 +68,49 @@ LEFT_OUT: dict[str, str] = {
     "http://www.geneontology.org/formats/oboInOwl#creation_date": DATES,
     "http://www.geneontology.org/formats/oboInOwl#inSubset": RECORDS,
     "https://spec.edmcouncil.org/fibo/ontology/FND/Utilities/AnnotationVocabulary/hasMaturityLevel": RECORDS,
+    **{f"{SKOS}{name}": SCHEMES for name in ("inScheme", "topConceptOf", "hasTopConcept")},
+    f"{RDFS}subPropertyOf": AXIOMS,
+    **{f"{RDFS}{name}": AXIOMS for name in ("domain", "range")},
+    **{
+        f"{OWL}{name}": AXIOMS
+        for name in ("inverseOf", "propertyChainAxiom", "equivalentProperty", "propertyDisjointWith")
+    },
+    **{
+        f"{http}://schema.org/{name}": PAGES
+        for http in ("http", "https")
+        for name in ("image", "logo", "thumbnailUrl", "contentUrl", "url", "mainEntityOfPage")
+    },
+    **{
+        f"{FOAF}{name}": PAGES
+        for name in ("depiction", "thumbnail", "homepage", "page", "isPrimaryTopicOf", "primaryTopic")
+    },
+    f"{DBO}thumbnail": PAGES,
+    f"{PROV}wasDerivedFrom": PAGES,
+    **{f"{http}://schema.org/sameAs": LINKS for http in ("http", "https")},
     # "has curation status", "term editor", "has obsolescence reason", "term tracker item"
     **{f"{OBO}IAO_{number}": RECORDS for number in ("0000114", "0000117", "0000231", "0000233")},
 }
+# What any predicate of a namespace says is about pages, links and records.
+LEFT_OUT_BELOW = (
+    (f"{DBO}wikiPage", PAGES),
+    ("http://wikiba.se/ontology#", RECORDS),
+    ("http://www.wikidata.org/prop/direct-normalized/", LINKS),
+)
+# Reified associations: the parts of a triple by the predicates that lead to them.
+OBAN, BIOLINK = "http://purl.org/oban/association_has_", "https://w3id.org/biolink/vocab/"
+_ALIGNMENT = "http://knowledgeweb.semanticweb.org/heterogeneity/alignment"
+Part = Literal["head", "relation", "tail"]
+_PARTS: tuple[tuple[str, Part], ...] = (("subject", "head"), ("predicate", "relation"), ("object", "tail"))
+ASSOCIATIONS: dict[str, Part] = {
+    **{f"{OBAN}{name}": part for name, part in _PARTS},
+    f"{OBAN}object_property": "relation",
+    **{f"{BIOLINK}{name}": part for name, part in _PARTS},
+    **{f"{_ALIGNMENT}{sharp}entity1": "head" for sharp in ("#", "")},
+    **{f"{_ALIGNMENT}{sharp}entity2": "tail" for sharp in ("#", "")},
+}
+# The relation of an alignment's cell is a sign; without one its entities are the same.
+ALIGNED = {f"{_ALIGNMENT}{sharp}relation" for sharp in ("#", "")}
+SIGNS = {"=": f"{SKOS}exactMatch", "<": f"{SKOS}broadMatch", ">": f"{SKOS}narrowMatch"}
 # Names of the relations that OBO's ontologies share: most refer to them by number, and import their names.
 _RELATIONS = """
 BFO_0000050 part of|BFO_0000051 has part|BFO_0000054 realized in|BFO_0000055 realizes

@@ -7,6 +7,7 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from conftest import Cli, refused
@@ -116,7 +117,7 @@ def test_rows_are_whole_wherever_a_block_ends(
     text = 'h,r,t\n"a\nb",says,"""c"""\nd,r,e\n' + "d,r,f\n" * 9 + '"g, h",r,i'
     (path := tmp_path / "a.csv").write_text(text)
     given = edges.EdgeFiles([path], ("h", "r", "t"), ",", ("en",), lambda n: None)
-    rows = pa.concat_tables(edges._batches(path, given, given.columns, ","))
+    rows = pa.concat_tables(edges._batches(path, given, given.columns, ",", edges.Edges.none()))
     assert rows.column("h").to_pylist() == ["a\nb", "d", *["d"] * 9, "g, h"]
     assert rows.column("t").to_pylist() == ['"c"', "e", *["f"] * 9, "i"]
 
@@ -250,3 +251,181 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     done = cli("data", "import", path, "--columns", "from, how, to", "--output", tmp_path / "out", "-q")
     assert "1 triple of 2 entities and 1 relation" in done.stdout
     refused(cli("data", "import", path, "--output", tmp_path / "x"), "--columns reads a table")
+
+
+def read(
+    folder: Path, *files: tuple[str, str | bytes], **options: Any
+) -> tuple[KnowledgeGraph, dict[str, Any]]:
+    """The graph of the first of some files, and the report of its import."""
+    for name, text in files:
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    report = kgmlm.import_graph(folder / files[0][0], folder / "out", progress=False, **options)
+    return read_folder(folder / "out"), report
+
+
+HEADED = ["source", "type", "target"]
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "text"),
+    [
+        (
+            "a.csv",
+            ";",
+            'source;type;target\nFrance;borders;"Spain"\n"Trinidad; Tobago";borders;"Cote d""Ivoire"\n',
+        ),
+        (
+            "a.csv",
+            None,
+            'sep=;\nsource;type;target\nFrance;borders;Spain\n"Trinidad; Tobago";borders;"Cote d""Ivoire"\n',
+        ),
+        (
+            "a.csv",
+            None,
+            'source,type,target\nFrance,borders,Spain\nTrinidad; Tobago,borders,"Cote d""Ivoire"\n',
+        ),
+        (
+            "a.tsv",
+            None,
+            '"source"\t"type"\t"target"\n"France"\t"borders"\t"Spain"\n"Trinidad; Tobago"\tborders\t"Cote d""Ivoire"\n',
+        ),
+    ],
+)
+def test_quotes_are_those_of_csv_whatever_the_separator(
+    name: str, separator: str | None, text: str, tmp_path: Path
+) -> None:
+    graph, _ = read(tmp_path, (name, text), columns=HEADED, separator=separator)
+    expected = {("France", "borders", "Spain"), ("Trinidad; Tobago", "borders", 'Cote d"Ivoire')}
+    assert labeled(graph) == expected
+
+
+def test_a_quote_that_nothing_closes_takes_no_rows(tmp_path: Path) -> None:
+    rows = "".join(f"a{i};r;b{i}\n" for i in range(9))
+    with pytest.raises(DataError, match="is a quote missing in"):
+        read(
+            tmp_path,
+            ("a.csv", f'source;type;target\n"France;borders;Spain\n{rows}x";r;y\n'),
+            columns=HEADED,
+            separator=";",
+        )
+
+
+@pytest.mark.parametrize(
+    "header", ["source\ttype\ttarget", "#source\ttype\ttarget", "#note\n# source \t type\ttarget"]
+)
+def test_lines_of_comments_are_counted(header: str, tmp_path: Path) -> None:
+    text = f"#mapping_set_id: https://example.org/m\n#license: CC0\n{header}\na\tr\tb\n"
+    graph, report = read(tmp_path, ("a.tsv", text), columns=HEADED)
+    assert labeled(graph) == {("a", "r", "b")}
+    assert report["notes"] == {"lines of comments": 2 + header.count("#note")}
+
+
+def test_blanks_in_cells_are_normalized_and_counted(tmp_path: Path) -> None:
+    text = " source ,type,target\nwork,is  a,thing\nrest ,is a,\u00a0thing\n"
+    graph, report = read(tmp_path, ("a.csv", text), columns=HEADED)
+    assert labeled(graph) == {("work", "is a", "thing"), ("rest", "is a", "thing")}
+    assert report["notes"] == {"cells whose blanks were normalized": 3}
+
+
+def test_a_table_in_another_encoding(tmp_path: Path) -> None:
+    text = "source,type,target\nZ\u00fcrich,is in,Schweiz\n"
+    for data in (text.encode("cp1252"), text.replace("source", "s\u00f6urce").encode("cp1252")):
+        with pytest.raises(DataError, match="--encoding says what it is"):
+            read(tmp_path, ("a.csv", data), columns=HEADED)
+    graph, _ = read(tmp_path, ("a.csv", text.encode("cp1252")), columns=HEADED, encoding="cp1252")
+    assert labeled(graph) == {("Z\u00fcrich", "is in", "Schweiz")}
+    with pytest.raises(ConfigError, match="no encoding 'latin-99'"):
+        read(tmp_path, ("a.csv", text), columns=HEADED, encoding="latin-99")
+
+
+def test_columns_of_parquet_json_and_workbooks(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        [("Paris", "capital of", "France", 1), ("Rome", "capital of", None, 2)], columns=[*HEADED, "n"]
+    )
+    frame.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(frame.to_json(orient="records", lines=True))
+    (tmp_path / "a.json").write_text(frame.to_json(orient="records"))
+    for name in ("a.parquet", "a.jsonl", "a.json"):
+        report = kgmlm.import_graph(tmp_path / name, tmp_path / f"{name}.out", columns=HEADED, progress=False)
+        assert labeled(read_folder(tmp_path / f"{name}.out")) == {("Paris", "capital of", "France")}
+        assert report["left out"] == {"rows with an empty cell": 1}
+        with pytest.raises(DataError, match=r"no .*'to'"):
+            kgmlm.import_graph(
+                tmp_path / name, tmp_path / "no", columns=["source", "type", "to"], progress=False
+            )
+    with pytest.raises(DataError, match=r"workbook|openpyxl"):
+        read(tmp_path, ("a.xlsx", b"PK"), columns=HEADED)
+
+
+def test_json_lines_of_triples_are_read(tmp_path: Path) -> None:
+    text = '{"head":"Paris","relation":"capital of","tail":"France"}\n{"head":7,"relation":"r","tail":"x"}\n'
+    assert labeled(read(tmp_path, ("a.jsonl", text))[0]) == {
+        ("Paris", "capital of", "France"),
+        ("7", "r", "x"),
+    }
+    with pytest.raises(DataError, match=r"a\.jsonl:2: .* is no text or number"):
+        read(tmp_path / "..", ("a.jsonl", text.replace("7", "[7]")))
+
+
+NODE_TABLES = {
+    "kgx": "id\tcategory\tname\tdescription\nX:1\tGene|Thing\tABC1\ta transporter\nX:3\tGene\tNew\t\n",
+    "kgtk": "id\tname\tdescription\ttype\nX:1\t'ABC1'@en\t\"a transporter\"\tGene|Thing\nX:3\tNew\t\tGene\n",
+    "neo4j": ":ID\tname\tdescription\t:LABEL\nX:1\tABC1\ta transporter\tGene;Thing\nX:3\tNew\t\tGene\n",
+    "apoc": "_id\t_labels\tname\tdescription\nX:1\t:Gene:Thing\tABC1\ta transporter\nX:3\t:Gene\tNew\t\n",
+    "gephi": "Id\tLabel\ttype\tdescription\nX:1\tABC1\tGene|Thing\ta transporter\nX:3\tNew\tGene\t\n",
+}
+
+
+@pytest.mark.parametrize("kind", NODE_TABLES)
+def test_a_table_of_nodes_gives_names_types_and_descriptions(kind: str, tmp_path: Path) -> None:
+    edges_file = ("edges.tsv", "id\tsubject\tpredicate\tobject\ne1\tX:1\tbiolink:affects\tX:2\n")
+    columns = ["subject", "predicate", "object"]
+    nodes = (f"{kind}.tsv", NODE_TABLES[kind])
+    graph, report = read(tmp_path, edges_file, nodes, columns=columns, nodes=tmp_path / nodes[0])
+    entity = graph.entities[graph.entities.index["X:1"]]
+    assert (entity.name, entity.types, entity.description) == ("ABC1", ("Gene", "Thing"), "a transporter")
+    assert graph.entities.index.keys() == {"X:1", "X:2", "X:3"}, "a node without edges is a candidate"
+    assert report["notes"]["entities without a row in the table of nodes"] == 1
+
+
+def test_columns_of_nodes_are_named(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "edges.csv").write_text("subject,predicate,object\nX:1,r,X:2\n")
+    (tmp_path / "nodes.csv").write_text("code,what,called\nX:1,Gene,ABC1\n")
+    given = (
+        "data",
+        "import",
+        tmp_path / "edges.csv",
+        "--columns",
+        "subject,predicate,object",
+        "--nodes",
+        tmp_path / "nodes.csv",
+    )
+    refused(cli(*given, "--output", tmp_path / "no"), "has no column of labels such as id")
+    done = cli(*given, "--node-columns", "code,called,what", "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    entity = read_folder(tmp_path / "out").entities[0]
+    assert (entity.name, entity.types) == ("ABC1", ("Gene",))
+    refused(
+        cli(
+            "data",
+            "import",
+            tmp_path / "nodes.csv",
+            "--nodes",
+            tmp_path / "nodes.csv",
+            "--output",
+            tmp_path / "n",
+        ),
+        "--nodes",
+    )
+
+
+def test_names_of_a_query_service_and_of_kgtk(tmp_path: Path) -> None:
+    text = "item,itemLabel,prop,propLabel,value,valueLabel\nQ90,Paris,P1376,capital of,Q142,France\n"
+    graph, _ = read(tmp_path, ("a.csv", text), columns=["item", "prop", "value"])
+    assert graph.named(graph.triples("train")) == [("Paris", "capital of", "France")]
+    kgtk = "node1\tlabel\tnode2\nf1\tlabel\t'A Film'@en\nf1\tlabel\t'Ein Film'@de\nf1\tP31\tfilm\nf1\tP577\t^2001-01-01T00:00:00Z/11\n"
+    (tmp_path / "k").mkdir()
+    graph, report = read(tmp_path / "k", ("a.tsv", kgtk), columns=["node1", "label", "node2"])
+    assert labeled(graph) == {("f1", "P31", "film")}
+    assert graph.entities[graph.entities.index["f1"]].name == "A Film"
+    assert report["left out"] == {"texts in other languages": 1, "literals": 1}

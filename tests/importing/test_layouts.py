@@ -302,13 +302,17 @@ def test_openbiolink(layout: str | None, tmp_path: Path) -> None:
         ({"train.tsv": "a\tr\tb\n"}, "openke", "there is no entity2id.txt"),
         ({**OPENKE, "train2id.txt": "1\n0 9 0\n"}, "openke", "train2id.txt:2: '0 9 0' is not numbers"),
         ({**OPENKE, "train2id.txt": "1\n0 1\n"}, "openke", "train2id.txt:2: '0 1' is not numbers"),
-        ({**OPENKE, "entity2id.txt": "1\na\tb\n"}, "openke", "is not laid out as openke"),
+        (
+            {**OPENKE, "entity2id.txt": "1\na\tb\n"},
+            "openke",
+            "entity2id.txt:2: .* is not a label and its number",
+        ),
         ({"train.txt.json": "[{"}, "simkgc", "cut off or not JSON"),
         ({"train.txt.json": [{"head": 1}]}, "simkgc", "is not laid out as simkgc"),
         ({**DGL_KE, "train.txt": "a\tb\n"}, "dgl-ke", "train.txt:1: 'a' is no head, relation and tail"),
         ({**DGL_KE, "train.txt": "0\t1\t0\n0\t3\t1\n"}, None, "train.txt:2: 0, 3, 1 are not numbers"),
         ({**DGL_KE, "entities.dict": "0\ta\n2\tb\n"}, None, "has no column of the numbers from 0 to 1"),
-        ({"train_sample.csv": "a,b,c\n"}, None, "is not laid out as openbiolink"),
+        ({"train_sample.csv": "a,b,c\n"}, None, "train_sample.csv:1: expected 3 columns with tabs"),
         ({"entity2text.txt": "a\tb\n"}, "kg-bert", "it has no training triples"),
     ],
 )
@@ -359,3 +363,39 @@ def test_entities_that_training_lacks_are_counted_and_missing_splits_drawn(cli: 
     assert {s: len(x) for s, x in read_folder(tmp_path / "drawn").splits.items()} == {
         "train": 58, "valid": 7, "test": 7,
     }  # fmt: skip
+
+
+def test_lines_end_at_line_feeds_alone_and_marks_are_no_text(tmp_path: Path) -> None:
+    mark = "\ufeff"
+    for odd in "\x0b\x0c\x1c\x85\u2028":
+        files = {
+            "train.tsv": f"{mark}e1\tr\te2\r\ne2\tr\te{odd}3\r\n",
+            "entity2text.txt": f"{mark}e1\tthe first{odd}house\ne2\tthe second\n",
+            "relation2text.txt": "r\tis beside\n",
+        }
+        out = tmp_path / f"out{ord(odd)}"
+        kgmlm.import_graph(laid(tmp_path / f"in{ord(odd)}", files), out, progress=False)
+        graph = read_folder(out)
+        assert graph.entities[graph.entities.index["e1"]].name == "the first house"
+        assert f"e{odd}3" in graph.entities.index
+        rows = {"train_sample.csv": f"e{odd}1\tr\te2\t1\tx\ne2\tr\te3\t1\tx\n"}
+        kgmlm.import_graph(laid(tmp_path / f"o{ord(odd)}", rows), tmp_path / f"{ord(odd)}", progress=False)
+        assert f"e{odd}1" in read_folder(tmp_path / f"{ord(odd)}").entities.index
+
+
+@pytest.mark.parametrize("count", ["2\n", ""])
+def test_openke_with_and_without_its_count(count: str, tmp_path: Path) -> None:
+    files = {**OPENKE, "train2id.txt": f"{count}0 1 0\n1 0 0\n"}
+    kgmlm.import_graph(laid(tmp_path / "in", files), tmp_path / "out", format="openke", progress=False)
+    assert len(read_folder(tmp_path / "out").triples("train")) == 2
+    wrong = {**files, "train2id.txt": "3\n0 1 0\n1 0 0\n"}
+    with pytest.raises(DataError, match="counts 3 lines, but 2 follow"):
+        kgmlm.import_graph(laid(tmp_path / "w", wrong), tmp_path / "no", format="openke", progress=False)
+
+
+@pytest.mark.parametrize("name", ["entity2text.txt", "train.tsv"])
+def test_a_benchmark_in_latin_1_is_one_sentence(name: str, tmp_path: Path) -> None:
+    folder = laid(tmp_path / "in", {"train.tsv": "e1\tr\te2\n", "entity2text.txt": "e1\tOne\n"})
+    (folder / name).write_bytes((folder / name).read_bytes() + "e3\tr\tZ\u00fcrich\n".encode("latin-1"))
+    with pytest.raises(DataError, match=f"{name}:2: not UTF-8 text"):
+        kgmlm.import_graph(folder, tmp_path / "out", format="kg-bert", progress=False)

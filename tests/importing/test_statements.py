@@ -91,6 +91,10 @@ class Told:
     def left_out(self, why: str, predicate: str) -> None:
         self.left[why] += 1
 
+    def property(self, label: str) -> None: ...
+
+    def association(self, node: str, part: str, value: str) -> None: ...
+
     def reifier(self, label: str) -> None:
         self.reifiers.append(label)
 
@@ -399,6 +403,10 @@ def test_an_unknown_encoding_is_named(declared: str, tmp_path: Path) -> None:
         ("g.ttl", "<?xml version='1.0'?><rdf:RDF/>", "--format rdfxml"),
         ("g.ttl", "<!DOCTYPE html><html></html>", "a web page"),
         ("g.json", '{"@context": {}, "@id": "a"}', "JSON-LD"),
+        ("g.json", '{\n "type": "bundle",\n "objects": []}', "a STIX bundle"),
+        ("g.json", '{"graphs": [{"nodes": []}]}', "OBO Graphs"),
+        ("g.json", '{"directed": true, "nodes": []}', "a node-link graph"),
+        ("g.json", '{"type":"node","id":"0","labels":["A"]}\n', "an export of Neo4j"),
     ],
 )
 def test_what_a_file_looks_like_is_said(name: str, text: str, hint: str, tmp_path: Path) -> None:

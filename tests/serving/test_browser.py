@@ -394,7 +394,7 @@ def test_answers_are_judged(visit: Any, url: str, folder: Path, tmp_path: Path) 
     page.wait_for_selector(f"{row} >> .is-reject[aria-pressed=true]")
     page.wait_for_selector("#judged:has-text('0 accepted, 1 rejected')")
     with page.expect_download() as waited:
-        page.click("#judged button")
+        page.click("#judged button:has-text('Save')")
     waited.value.save_as(tmp_path / "judgments.csv")
     ((asked, label),) = [
         ((row["head"], row["relation"]), row["label"])
@@ -403,8 +403,14 @@ def test_answers_are_judged(visit: Any, url: str, folder: Path, tmp_path: Path) 
     assert (asked, label) == (("france", "capital"), "0")
     page.click(f"{row} >> .is-reject")
     page.wait_for_selector(f"{row} >> .is-reject[aria-pressed=false]")
+    page.click(f"{row} >> .is-reject")
+    page.click("#judged summary")
+    page.click("#judged li .is-reject")  # also where an answer is none any more
+    page.wait_for_selector(f"{row} >> .is-reject[aria-pressed=false]")
     assert [j.label for j in feedback.read_judgments(folder / feedback.FEEDBACK_FILE).judgments] == [
         1,
+        0,
+        None,
         0,
         None,
     ]
