@@ -17,7 +17,6 @@ from kgmlm.cli.common import (
     Csv,
     Device,
     EntityTriples,
-    Functional,
     Json,
     JsonLines,
     Options,
@@ -27,7 +26,6 @@ from kgmlm.cli.common import (
     RunArgument,
     RuntimeOption,
     Scores,
-    Typed,
     Unlinked,
     command,
     flag,
@@ -211,11 +209,24 @@ COMPLETE: Options = {
         min=0.0,
     ),
     "relations": option(
-        list[str] | None, None, "Ask about these alone, by label or name; may be given again."
+        list[str] | None,
+        None,
+        "List these alone, by label or name; may be given again. Probabilities are fitted to all relations.",
     ),
     "top": option(int, 10, "Answers kept per query.", min=1),
-    "typed": (Typed, False),
-    "functional": (Functional, False),
+    "typed": option(
+        bool,
+        True,
+        "Ask whom the types of entities suggest, and list only answers whose types fit; --no-typed asks each "
+        "(entity, relation, side) that training has.",
+        "--typed/--no-typed",
+    ),
+    "functional": option(
+        bool,
+        True,
+        "List no second answer where a relation has one answer per entity in training.",
+        "--functional/--no-functional",
+    ),
     "unlinked": (Unlinked, False),
     "candidates": (CandidateList, None),
     "known": option(
@@ -228,7 +239,10 @@ COMPLETE: Options = {
         "the best.",
         "--report",
     ),
-    "explain": flag("--explain", "Add why: the rules that predict a triple, in runs with rules."),
+    "explain": flag(
+        "--explain",
+        "Add why: the rules that predict a triple; in runs without rules the signals that speak most for it.",
+    ),
     "scores": (Scores, "all"),
     "precision": (Precision, "fp32"),
     "device": (Device, None),
@@ -263,9 +277,9 @@ def complete(
 ) -> None:
     """List the triples that a run's graph lacks, the most probable first.
 
-    Asks each (entity, relation, side) that training has; with --typed, each that types allow. Parts are kept
-    in OUTPUT.parts: the same command continues where it was, and shards are joined by the command without
-    --shard. Probabilities are fitted on validation, hidden from the same queries. Rerankers take no part.
+    Asks each (entity, relation, side) that the types of entities suggest. Parts are kept in OUTPUT.parts: the
+    same command continues where it was, and shards are joined by the command without --shard. Probabilities
+    are fitted on validation, hidden from the same queries. Rerankers take no part.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.complete import complete as job
@@ -290,6 +304,11 @@ def _print(made: dict[str, Any]) -> None:
     figures = made["probabilities"]
     least = made["min_probability"]
     _print_best(made["best"])
+    if not figures["fitted"]:
+        print(f"{made['output']}: the best answers of {made['listed']:,} questions, the clearest first")
+        if "report" in made:
+            _print_report(made["report"])
+        return
     print(f"{made['output']}: {made['listed']:,} triples with a probability of {least:g} or more")
     if not made["listed"] and made["highest"] > 0:
         tell(
@@ -357,13 +376,15 @@ def _print_best(rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
     reasons = any(row.get("because") for row in rows)
-    columns = ("head", "relation", "tail", "probability", *(["because"] if reasons else []))
-    table = plain_table(*columns, right=("probability",))
+    probable = rows[0]["probability"] is not None
+    sure = ["probability"] if probable else []
+    table = plain_table("head", "relation", "tail", *sure, *(["because"] if reasons else []), right=sure)
     for row in rows:
-        cells = [row["head_name"], row["relation_name"], row["tail_name"], percent(row["probability"])]
+        cells = [row["head_name"], row["relation_name"], row["tail_name"]]
+        cells += [percent(row["probability"])] if probable else []
         cells += [row["because"].split("; ")[0]] if reasons else []
         table.add_row(*map(cell, cells))
-    print_titled(f"the {len(rows):,} most probable", table)
+    print_titled(f"the {len(rows):,} {'most probable' if probable else 'clearest'}", table)
 
 
 def _print_report(report: dict[str, Any]) -> None:

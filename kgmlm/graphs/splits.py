@@ -78,16 +78,32 @@ def split_random(
 
 
 def with_validation(graph: KnowledgeGraph, seed: int = 0) -> KnowledgeGraph:
-    """A graph that has no validation triples, with a tenth of its training triples held out for that.
+    """A graph that has no validation triples, with a tenth of its training triples held out for that; of a
+    small graph more (:func:`held_out_share`).
 
     Raises:
         DataError: when no triple can leave training.
     """
     whole = {split: triples for split, triples in graph.splits.items() if split != "valid"}
     test = graph.splits.get("test", np.zeros((0, 3), np.int64))
-    made = split_random(replace(graph, splits={**whole, "test": test}), seed=seed)
+    share = held_out_share(len(distinct_triples(graph.splits["train"])))
+    made = split_random(replace(graph, splits={**whole, "test": test}), share, seed=seed)
     kept = {"valid", *graph.splits}
     return replace(made, splits={name: triples for name, triples in made.splits.items() if name in kept})
+
+
+FITTED = 60  # triples that weights and probabilities should be fitted to
+
+
+def held_out_share(triples: int) -> float | None:
+    """The share of training triples that is held out for validation; None is a tenth.
+
+    Where a tenth is less than :data:`FITTED`, so many are, but no more than a quarter.
+
+    >>> held_out_share(300), held_out_share(100), held_out_share(600)
+    (0.2, 0.25, None)
+    """
+    return None if 0.1 * triples >= FITTED else min(0.25, FITTED / triples)
 
 
 def _dealt(count: int, sizes: Sequence[int]) -> list[int]:

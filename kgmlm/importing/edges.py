@@ -269,8 +269,6 @@ def _text(
     with unpacked(path, given.advance) as packed:
         file = io.BufferedReader(Utf8(cast("IO[bytes]", packed), False, given.encoding or ""), 1 << 16)
         line, first, separator = _first_line(path, file, columns, separator, edges)
-        if not first and (numbered or columns is None):  # the file is empty
-            return
         quoted = separator != "\t" or all(re.fullmatch('".*"', x.strip()) for x in first)
         if quoted and separator == "\t":
             first = next(csv.reader([line], delimiter="\t"), [])
@@ -343,7 +341,7 @@ def _first_line(
             if not numbered or len(cells) < max(map(int, columns)):
                 edges.notes["lines of comments"] += 1
                 continue
-        if line.strip():
+        if line:
             return line, cells, separator
     return "", [], separator
 

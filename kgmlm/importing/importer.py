@@ -333,17 +333,16 @@ class Importer:
             once = distinct_triples(triples)
             kept, silent = self.expressions.expanded(once, self.classes, self.equivalent)
             kept = kept[~self.inner_N[kept[:, 2]]]
-            of_blank = self.unwanted_N[kept[:, [0, 2]]].any(1)
-            old = ~of_blank & self.old_N[kept[:, [0, 2]]].any(1)
-            refused: BoolArray = np.isin(kept[:, 1], self.skipped)
-            if self.wanted.keep:
-                refused |= ~np.isin(kept[:, 1], self.only)
             of_property = self.property_N[kept[:, [0, 2]]].any(1)
             if labels:
                 for relation in kept[of_property, 1].tolist():
                     self.left_out("triples of properties", labels[relation])
-            kept, of_blank, old = kept[~of_property], of_blank[~of_property], old[~of_property]
-            refused = refused[~of_property]
+            kept = kept[~of_property]
+            of_blank = self.unwanted_N[kept[:, [0, 2]]].any(1)
+            old = ~of_blank & self.old_N[kept[:, [0, 2]]].any(1)
+            refused = np.isin(kept[:, 1], self.skipped)
+            if self.wanted.keep:
+                refused |= ~np.isin(kept[:, 1], self.only)
             if labels:
                 self.counts["triples about statements"] += int(about.sum())
                 self.repeated += len(triples) - len(once)

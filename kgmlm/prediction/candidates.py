@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,21 +81,22 @@ def asked_queries(
     )
 
 
-def sampled(queries: Queries, count: int, seed: int = 0) -> Queries:
-    """A seeded sample of queries in their order: of each relation and side its share, and at least one.
+def sampled(queries: Queries, count: int, seed: int = 0) -> IntArray:
+    """The rows of a seeded sample of queries in their order: of each relation and side its share, and at
+    least one.
 
     Args:
         count: how many, about; all of them where there are no more.
     """
     if count >= len(queries):
-        return queries
+        return np.arange(len(queries))
     rng = np.random.default_rng(seed)
     kinds = 2 * queries.relation_B + queries.tail_B
     rows = []
     for kind in np.unique(kinds):
         own = np.flatnonzero(kinds == kind)
         rows.append(rng.choice(own, max(1, round(count * len(own) / len(queries))), replace=False))
-    return queries[np.sort(np.concatenate(rows))]
+    return np.sort(np.concatenate(rows))
 
 
 MANIFEST = "manifest.json"
@@ -240,6 +241,8 @@ class Completer:
         known: what is never listed; training triples are among it.
         top: K, of each query.
         batch_size: queries per forward pass.
+        given_back: what scores open candidates where held-out triples are given back to training; None is
+            ``scorer``. Hidden ones are always scored without them.
     """
 
     scorer: Scorer
@@ -247,6 +250,7 @@ class Completer:
     known: FilterIndex
     top: int
     batch_size: int = 64
+    given_back: Ranker | None = None
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -264,7 +268,15 @@ class Completer:
         )
 
     def part(self, queries: Queries, advance: Callable[[int], None] = lambda n: None) -> pa.Table:
-        """The candidates of some queries, by query, then by score, then by id."""
+        """The candidates of some queries, by query, then by score, then by id.
+
+        Where held-out triples are given back, hidden candidates of a relation go before its open ones.
+        """
+        if self.given_back is not None:
+            hidden = replace(self, given_back=None).part(queries)
+            open = replace(self, scorer=self.given_back, given_back=None).part(queries, advance)
+            both = pa.concat_tables([_only(hidden, "hidden", "open"), _only(open, "open", "hidden")])
+            return both.take(pa.array(np.argsort(both.column("relation").to_numpy(), kind="stable")))
         found = [
             (rows, self._chosen(queries[rows], scores_bN, said))
             for rows, scores_bN, said in self._scored(queries, advance)
@@ -335,6 +347,13 @@ class Completer:
         found["log_rank"] = np.log(found.pop("rank"))
         columns |= {name: found[name] for name in FEATURES}
         return columns | {name: values[at].float().cpu().numpy() for name, values in said.items()}
+
+
+def _only(part: pa.Table, kept: str, left: str) -> pa.Table:
+    """The rows of one of the two sets, which are none of the other."""
+    rows = part.filter(part.column(kept))
+    none = pa.array(np.zeros(len(rows), np.bool_))
+    return rows.set_column(rows.column_names.index(left), left, none)
 
 
 def _at(pairs: tuple[IntArray, IntArray], like: torch.Tensor) -> tuple[torch.Tensor, ...]:

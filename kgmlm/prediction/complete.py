@@ -31,6 +31,7 @@ from kgmlm.prediction.export import write_export
 from kgmlm.prediction.listing import (
     Because,
     Listed,
+    by_signals,
     check_table,
     check_validation,
     estimate,
@@ -40,14 +41,16 @@ from kgmlm.prediction.listing import (
     side_of,
     write_list,
 )
+from kgmlm.prediction.merged import LEAST as MIN_TRUE
 from kgmlm.runs.folder import MIXTURE, RunFolder, graph_digests, open_folder
-from kgmlm.runs.opened import constraints_of, open_ranker, read_vectors
+from kgmlm.runs.opened import answering, constraints_of, open_ranker, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import TREES, check_result
 from kgmlm.runs.run import Run, path_of
 
 PART = 1024  # queries per part
+FITTED = 20_000  # queries of relations that were not asked about, to which probabilities are fitted, too
 LEAST = 0.1  # the probability from which on triples are listed
 SHOWN = 10  # the best triples, which are returned with their names and reasons
 TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parquet
@@ -102,7 +105,11 @@ class Plan:
 
     @cached_property
     def queries(self) -> Queries:
-        """All queries, in the order of the parts."""
+        """All queries, in the order of the parts.
+
+        Where only some relations are asked about, others are, too, so that probabilities are fitted to all:
+        :data:`FITTED` of their queries at most.
+        """
         from kgmlm.ranking.constraints import Possible
 
         train, count = self.graph.splits["train"], len(self.graph.entities)
@@ -111,11 +118,16 @@ class Plan:
         queries = asked_queries(
             train,
             count,
-            self.asked,
+            np.arange(len(self.graph.relations)),
             lambda relation, tails: possible.askable(relation, tails, count),
             self.options.typed,
         )
-        return sampled(queries, self.sample) if self.sample else queries
+        own = np.isin(queries.relation_B, self.asked)
+        mine, others = np.flatnonzero(own), np.flatnonzero(~own)
+        if self.sample:
+            mine = mine[sampled(queries[mine], self.sample)]
+        others = others[sampled(queries[others], self.sample or FITTED)]
+        return queries[np.sort(np.concatenate([mine, others]))]
 
     @cached_property
     def parts(self) -> Parts:
@@ -149,6 +161,7 @@ class Plan:
             "part_size": self.part_size,
             **({"trees": True} if self.has_trees else {}),
             **({"sample": self.sample} if self.sample else {}),
+            **({"given_back": True} if self.opened.record.get("given_back") else {}),
         }
 
     @property
@@ -170,7 +183,12 @@ class Plan:
         false = [graph.negatives[split] for split in self.known if split in graph.negatives]
         known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
         index = FilterIndex(known, len(graph.entities))
-        return Completer(ranker, graph.context.answers, index, self.top, self.batch_size)
+        given, given_back = answering(self.opened, graph), None
+        if given is not graph:
+            given_back = open_ranker(self.opened, self.options, given)
+            read_vectors(given_back, watch, self.batch_size)
+        answers = graph.context.answers
+        return Completer(ranker, answers, index, self.top, self.batch_size, given_back)
 
     @property
     def on_gpu(self) -> bool:
@@ -256,26 +274,31 @@ def complete(
 ) -> Outcome:
     """List the triples that a run's graph lacks, the most probable first.
 
-    Every (entity, relation, side) that training has is asked. Parts are kept in ``OUTPUT.parts``: the same
-    call continues where it was. Probabilities are fitted to what the same queries list of hidden validation.
+    Every (entity, relation, side) is asked that the types of entities suggest, and nothing that training has
+    where a relation has one answer per entity (``typed=False`` asks what training has, ``functional=False``
+    all of it). Parts are kept in ``OUTPUT.parts``: the same call continues where it was. Probabilities are
+    fitted to what the queries of all relations list of hidden validation. Where these list fewer than
+    :data:`~kgmlm.prediction.merged.LEAST` of its triples, none can be estimated: then the best answer of each
+    question is listed, by its margin above the second.
 
     Args:
         output: the file to write: Parquet, or a table where it ends in .csv or .tsv.
         min_probability: list no triple below it.
         lacking: assumed number of true triples that no known split has, per validation triple.
-        relations: labels or names of those that are asked about; None is all.
+        relations: labels or names of those that are listed; None is all.
         top: answers kept of each query.
         known: the splits that are never listed, training always; None is all.
         report: a split that is not in ``known``; count how many of its triples are listed.
-        options: how the run is asked: with ``typed``, only entities whose types fit answer, and all whose
-            types fit are asked about; with ``functional``, nothing is asked for that training has, where it
-            has one answer per entity; with ``unlinked``, no pair is listed that training links already; with
-            ``candidates``, only entities of a list answer.
+        options: how the run is asked; None is ``typed`` and ``functional``. With ``typed``, only entities
+            whose types fit answer, and all whose types fit are asked about; with ``functional``, nothing is
+            asked for that training has, where it has one answer per entity; with ``unlinked``, no pair is
+            listed that training links already; with ``candidates``, only entities of a list answer.
             Trees take part where they are the only second stage (``rerank=0`` leaves them out), each half of
             the queries by the trees of the other half; other stages, indexes and ``allow_self`` never do.
         workers: the processes that score.
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
-        keywords: ``explain`` adds the rules that predict a triple; ``sample`` asks only so many queries, a
+        keywords: ``explain`` adds the rules that predict a triple, in runs without rules the signals that
+            speak most for it; ``sample`` asks only so many queries, a
             seeded sample of each relation and side, to see precision and speed first; ``batch_size`` and
             ``part_size`` count queries; ``engine`` and ``address`` are of ``workers``, the others fields of
             ``options``.
@@ -302,14 +325,18 @@ def complete(
     part = Shard() if shard is None else Shard.parse(shard)
     wanted = Wanted(min_probability, lacking, report, explain)
     folder = open_folder(path_of(run))
-    asked = (options or RankingOptions()).given(**given).given(runtime="torch", allow_self=False)
+    asked = (
+        (options or RankingOptions(typed=True, functional=True))
+        .given(**given)
+        .given(runtime="torch", allow_self=False)
+    )
     if tuple(folder.tuned.uses) != (TREES,):
         asked = asked.given(rerank=0)  # others would read each candidate
     splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
     where = target.with_name(f"{target.name}.parts")
     source = find_pack(path_of(run)) or folder.path
     plan = Plan(source, where, asked, top, splits, labels, batch_size, part_size, sample)
-    _check(plan, wanted)
+    _check(plan, wanted, watcher_of(progress))
     with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
@@ -385,8 +412,16 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
 def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
     """Merge all parts and write the list; its manifest."""
     graph, because, signals = plan.graph, _because(plan), _signals(plan)
-    likely, truth, figures = estimate(plan.parts, graph, signals, plan.asked, plan.known, wanted.lacking)
-    best = listed(plan.parts, signals, likely, truth, wanted.min_probability)
+    likely, truth, figures = estimate(plan.parts, graph, signals, plan.known, wanted.lacking)
+    best = listed(plan.parts, signals, likely, truth, wanted.min_probability, plan.asked)
+    if because is None and wanted.explain:
+        because = by_signals(best, signals)
+    if likely is None:
+        watch.tell(
+            f"too few held-out triples for probabilities ({figures['true']:,} are among the candidates, "
+            f"{MIN_TRUE} are needed): the best answer of each question is listed, by its margin above the "
+            "second best"
+        )
     manifest: dict[str, Any] = {
         **plan.about(),
         "made by": str(plan.run),
@@ -417,7 +452,7 @@ def _best(graph: KnowledgeGraph, found: Listed, because: Because | None) -> list
     for n, (labels, names) in enumerate(texts):
         row: dict[str, Any] = dict(zip(ENDS, labels, strict=True))
         row |= {f"{end}_name": name for end, name in zip(ENDS, names, strict=True)}
-        row["probability"] = float(found.probability[n])
+        row["probability"] = float(found.probability[n]) if found.has_probabilities else None
         if because is not None:
             row["because"] = because(some.triples[n], side_of(int(some.evidence[n])))
         rows.append(row)
@@ -455,26 +490,12 @@ def _because(plan: Plan) -> Because | None:
     return because
 
 
-def _check(plan: Plan, wanted: Wanted) -> None:
-    """See, before long work, that there is what probabilities and reasons are made of.
+def _check(plan: Plan, wanted: Wanted, watch: Watcher) -> None:
+    """See, before long work, that there is what probabilities are made of; say what reasons are made of.
 
     Raises:
         DataError: when there is nothing to estimate probabilities with.
-        ConfigError: when no signal of the run can say why.
     """
-    from kgmlm.signals import SIGNALS
-    from kgmlm.signals.base import Reasoned
-
-    check_validation(plan.graph, plan.asked)
-    run = plan.opened
-    if not wanted.explain:
-        return
-    reasoned = {name for name, kind in SIGNALS.items() if issubclass(kind, Reasoned)}
-    if not reasoned & set(run.tuned.mixture.signals):
-        raise ConfigError(
-            f"{plan.run} has no rules, which --explain needs; `kgmlm tune {plan.run} --add rules` mines some"
-        )
-    if plan.options.scores not in ("all", *reasoned):
-        raise ConfigError(
-            f"--explain says why by rules, which have no part in --scores {plan.options.scores}"
-        )
+    check_validation(plan.graph)
+    if wanted.explain and _because(plan) is None:
+        watch.tell("the run answers without rules: reasons name the signals that speak most for a triple")

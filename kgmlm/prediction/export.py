@@ -97,8 +97,11 @@ def _vocabulary(file: TextIO, base: str) -> None:
 
 
 def _about(of: str, row: dict[str, Any], base: str) -> str:
-    """The probability of a triple, and what says so."""
-    return f'{of} <{base}probability> {_literal(row["probability"])} .\n{of} <{SOURCE}> "kgmlm" .\n'
+    """The probability of a triple, if it has one, and what says so."""
+    source = f'{of} <{SOURCE}> "kgmlm" .\n'
+    if row["probability"] is None:
+        return source
+    return f"{of} <{base}probability> {_literal(row['probability'])} .\n{source}"
 
 
 def _ntriples(table: pa.Table, file: TextIO, base: str) -> None:
@@ -232,7 +235,7 @@ def _neo4j(table: pa.Table, folder: Path) -> None:
             nodes.setdefault(row["head"], row["head_name"])
             nodes.setdefault(row["tail"], row["tail_name"])
             ends = (row["head"], row["tail"], row["relation"], row["relation_name"])
-            writer.writerow([*ends, repr(row["probability"])])
+            writer.writerow([*ends, "" if row["probability"] is None else repr(row["probability"])])
     with (folder / "nodes.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(CsvFile(file))
         writer.writerow(["label:ID", "name", ":LABEL"])
@@ -253,7 +256,7 @@ def export(
     """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, TSV, JSON Lines, or for Neo4j.
 
     Args:
-        triples: the Parquet file.
+        triples: the file, Parquet, CSV or TSV.
         output: the file to write; of neo4j a folder, or a server that has the nodes, ``bolt://HOST/DATABASE``.
             There, relationships are made with ``probability`` and ``source: "kgmlm"``; what others have made
             stays as it is.
@@ -289,7 +292,8 @@ def export(
     if chosen != FOLDER:
         check_result(target)
     table, _ = read_list(source)
-    table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
+    if min_probability > 0:
+        table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
     if server is not None:
         with watcher_of(progress) as watch:
             counts = write_server(

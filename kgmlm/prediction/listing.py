@@ -24,6 +24,7 @@ from kgmlm.graphs.queries import Target, triple_keys
 from kgmlm.prediction.candidates import Parts
 from kgmlm.prediction.merged import (
     EVIDENCE,
+    LEAST,
     MOST,
     REPORTED,
     Examples,
@@ -49,13 +50,18 @@ class Listed:
 
     Attributes:
         found: the triples with their values, in this order.
-        probability: ``(n,)``.
+        probability: ``(n,)``; not a number where none could be estimated.
         highest: the probability of the best triple, listed or not; 0 where there is none.
     """
 
     found: Merged
     probability: FloatArray
     highest: float = 0.0
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Return whether probabilities could be estimated."""
+        return not np.isnan(self.probability).any()
 
     def __len__(self) -> int:
         return len(self.probability)
@@ -69,37 +75,37 @@ def new_keys(graph: KnowledgeGraph, relations: IntArray, *splits: str) -> IntArr
     return np.setdiff1d(keys, triple_keys(graph.splits["train"], n, r))
 
 
-def check_validation(graph: KnowledgeGraph, relations: IntArray) -> None:
+def check_validation(graph: KnowledgeGraph) -> None:
     """See, before long work, that there is something to estimate probabilities with.
 
     Raises:
         DataError: when there is nothing.
     """
-    if not len(new_keys(graph, relations, "valid")):
-        raise DataError(
-            "validation has no triple of what is asked about that training has not, so no probability can be "
-            "estimated"
-        )
+    if not len(new_keys(graph, np.arange(len(graph.relations)), "valid")):
+        raise DataError("validation has no triple that training has not, so no probability can be estimated")
 
 
 def estimate(
     parts: Parts,
     graph: KnowledgeGraph,
     signals: Sequence[str],
-    relations: IntArray,
     known: Sequence[str],
     lacking: float,
-) -> tuple[Likely, TrueTriples, dict[str, Any]]:
+) -> tuple[Likely | None, TrueTriples, dict[str, Any]]:
     """Estimate how probable candidates are, by those that validation has; and the figures behind it.
 
     Of splits but training and validation only their sizes have a say.
 
     Args:
-        relations: ids of those that were asked about.
         known: the splits that are never listed.
         lacking: how many true triples no known split has, in times those of validation.
+
+    Returns:
+        The regression; None where fewer than :data:`~kgmlm.prediction.merged.LEAST` of validation's triples
+        are candidates.
     """
     n, r = len(graph.entities), len(graph.relations)
+    relations = np.arange(r)
     hidden = new_keys(graph, relations, "valid")
     either = new_keys(graph, relations, "valid", *known)
     truth = TrueTriples(
@@ -112,27 +118,44 @@ def estimate(
         keys = triple_keys(of_relation.triples, n, r)
         several.append(Examples.of(of_relation, np.isin(keys, hidden), keys, share))
     if not several:
-        raise DataError("no query was asked: training has no triple of the relations that were named")
+        raise DataError("no query was asked: no entity can be asked for anything")
     examples = Examples.joined(several)
-    likely = fit_likely(examples, r, truth.labeled)
     true = int(examples.labels.sum())
-    figures = {
+    enough = min(true, len(examples.labels) - true) >= LEAST
+    likely = fit_likely(examples, r, truth.labeled) if enough else None
+    figures: dict[str, Any] = {
         "validation": len(hidden),
         "candidates": round(float(examples.weights.sum())),
         "true": true,
         "recall": true / len(hidden),
         "prior": share_of(examples),
         "labeled": truth.labeled,
-        **likely.as_json(),
+        "fitted": likely is not None,
         "known": truth.known,
         "lacking": lacking,
-        "held out": held_out(examples, by_others(examples, r, truth), truth),
     }
+    if likely is not None:
+        held = held_out(examples, by_others(examples, r, truth), truth)
+        figures |= {**likely.as_json(), "held out": held}
     return likely, truth, figures
 
 
-def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: TrueTriples, least: float) -> Listed:
-    """The open triples of all parts with at least a probability; equal ones by relation, head and tail."""
+def listed(
+    parts: Parts,
+    signals: Sequence[str],
+    likely: Likely | None,
+    truth: TrueTriples,
+    least: float,
+    relations: IntArray,
+) -> Listed:
+    """The open triples of all parts with at least a probability; equal ones by relation, head and tail.
+
+    Without probabilities, the best answer of each question is listed: by its margin above the second best,
+    the largest first, then by score.
+
+    Args:
+        relations: ids of those that are listed.
+    """
     highest, found = (
         0.0,
         [
@@ -145,6 +168,12 @@ def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: TrueTrip
     for rows in by_relation(parts.read()):
         of_relation = merged(rows, "open", (*FEATURES, *signals))
         features = of_relation.values[:, :, : len(FEATURES)]
+        if not len(of_relation) or of_relation.triples[0, 1] not in relations:
+            continue
+        if likely is None:
+            kept = np.nanmax(features[:, :, FEATURES.index("margin")], axis=1) > 0
+            found.append(Listed(of_relation[kept], np.full(int(kept.sum()), np.nan)))
+            continue
         probability = truth.left(likely(of_relation.evidence, features, of_relation.triples[:, 1]))
         highest = max(highest, float(probability.max(initial=0.0)))
         kept = probability >= least
@@ -154,7 +183,32 @@ def listed(parts: Parts, signals: Sequence[str], likely: Likely, truth: TrueTrip
     probability = np.concatenate([x.probability for x in found])
     h, r, t = triples.T
     order = np.lexsort([t, h, r, -probability])
+    if likely is None and len(triples):
+        margin, score = (np.nanmax(values[:, :, FEATURES.index(x)], axis=1) for x in ("margin", "score"))
+        order = np.lexsort([t, h, r, -score, -margin])
     return Listed(Merged(triples[order], values[order]), probability[order], highest)
+
+
+def by_signals(best: Listed, signals: Sequence[str]) -> Because | None:
+    """A function that says by which signals a triple is listed: those that add most, above the least that
+    they add to a listed triple of its relation.
+    """
+    from kgmlm.signals import SIGNALS
+
+    if not signals:
+        return None
+    added = np.nan_to_num(np.nanmax(best.found.values[:, :, len(FEATURES) :], axis=1)) if len(best) else None
+    place = {tuple(row): n for n, row in enumerate(best.found.triples.tolist())}
+
+    def because(triple: IntArray, side: Target) -> str:
+        assert added is not None
+        own = best.found.triples[:, 1] == triple[1]
+        more = added[place[tuple(triple.tolist())]] - added[own].min(0)
+        first, *others = np.argsort(-more, kind="stable").tolist()
+        strong = [first, *(i for i in others[:1] if more[i] > 0.5 * more[first])]
+        return f"mostly by {' and '.join(SIGNALS[signals[i]].title for i in strong)}"
+
+    return because
 
 
 def schema_of(signals: Sequence[str], explained: bool) -> pa.Schema:
@@ -199,7 +253,7 @@ def write_list(
             h, r, t = (pa.array(ids) for ids in some.triples.T)
             columns = [labels.take(h), relations[0].take(r), labels.take(t)]
             columns += [names.take(h), relations[1].take(r), names.take(t)]
-            columns.append(pa.array(best.probability[rows]))
+            columns.append(pa.array(best.probability[rows], from_pandas=True))  # NaN is null
             for side in range(len(SIDES)):
                 score, log_rank = (some.values[:, side, FEATURES.index(x)] for x in ("score", "log_rank"))
                 added = some.values[:, side, len(FEATURES) :].T
@@ -240,6 +294,8 @@ def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     Raises:
         DataError: when it is missing, damaged, or no list.
     """
+    if is_table(path):
+        return _read_table(path), {}
     try:
         table = files.read_parquet(path)
     except FileNotFoundError:
@@ -247,7 +303,8 @@ def read_list(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     except (OSError, ValueError, pa.ArrowException):
         raise DataError(f"{path} cannot be read as Parquet; `kgmlm complete` writes such a file") from None
     try:
-        return _checked(table), _manifest(table)
+        manifest = _manifest(table)
+        return _checked(table, bool(manifest.get("probabilities", {}).get("fitted", True))), manifest
     except (ValueError, pa.ArrowException) as error:
         raise DataError(
             f"{path} is no list of new triples: {first_line(error)}; `kgmlm complete` writes one"
@@ -265,8 +322,51 @@ def _manifest(table: pa.Table) -> dict[str, Any]:
     return manifest
 
 
-def _checked(table: pa.Table) -> pa.Table:
+def is_table(path: Path) -> bool:
+    """Return whether a file is a list that was written as CSV or TSV."""
+    try:
+        check_table(path)
+    except (OSError, DataError):
+        return False
+    return True
+
+
+def _read_table(path: Path) -> pa.Table:
+    """The list that ``complete`` or ``export`` wrote as CSV or TSV.
+
+    Raises:
+        DataError: when it is damaged.
+    """
+    import csv
+
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            separator = "\t" if "\t" in file.readline() else ","
+            file.seek(0)
+            header, *rows = csv.reader(file, delimiter=separator)
+        signals = [n.removeprefix("tail_") for n in header if n.startswith("tail_")]
+        schema = schema_of([s for s in signals if s not in ("name", "score", "rank")], "because" in header)
+        if header != schema.names or any(len(row) != len(header) for row in rows):
+            raise ValueError("its columns are not those of a list")
+        columns = [
+            pa.array(cells, field.type)
+            if field.type == pa.large_string()
+            else pa.array([float(cell) if cell else None for cell in cells], field.type)
+            for field, cells in zip(
+                schema, zip(*rows, strict=True) if rows else [[]] * len(header), strict=True
+            )
+        ]
+        table = pa.table(columns, schema=schema)
+        return _checked(table, not rows or table.column("probability").null_count == 0)
+    except (OSError, ValueError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+        raise DataError(f"{path} is no list of new triples: {first_line(error)}") from None
+
+
+def _checked(table: pa.Table, fitted: bool) -> pa.Table:
     """A list whose columns, types and values are such as :func:`write_list` writes.
+
+    Args:
+        fitted: whether its triples have probabilities.
 
     Raises:
         ValueError: naming the first column that is not.
@@ -286,13 +386,14 @@ def _checked(table: pa.Table) -> pa.Table:
             raise ValueError(f"its column '{field.name}' has {there}, not {field.type}")
     table = table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
     table.validate(full=True)
-    for name in (n for n in schema.names if n == "probability" or schema.field(n).type == pa.large_string()):
+    texts = [name for name in schema.names if schema.field(name).type == pa.large_string()]
+    for name in [*texts, *(["probability"] if fitted else [])]:
         if table.column(name).null_count:
             raise ValueError(f"its column '{name}' has an empty cell")
     for name in ("head", "relation", "tail"):
         if pc.any(pc.equal(table.column(name), "")).as_py():
             raise ValueError(f"its column '{name}' has an empty label")
-    probability = table.column("probability").to_numpy()
+    probability = table.column("probability").drop_null().to_numpy()
     if not ((probability >= 0) & (probability <= 1)).all():
         raise ValueError("a probability is not from 0 to 1")
     for field in schema:
@@ -324,7 +425,7 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
             "listed": count,
             "true": found,
             "precision": found / count if count else None,
-            "expected": float(best.probability[rows].mean()) if count else None,
+            "expected": float(best.probability[rows].mean()) if count and best.has_probabilities else None,
         }
 
     probabilities, listed = -best.probability, best.found.triples[:, 1]  # the first ascending
@@ -334,7 +435,7 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
         "found": int(true.sum()),
         "by probability": [
             {"probability": p, **row(slice(int(np.searchsorted(probabilities, -p, "right"))))}
-            for p in REPORTED
+            for p in (REPORTED if best.has_probabilities else ())
         ],
         "best": [row(slice(min(count, len(best)))) for count in BEST],
         "by relation": [

@@ -83,7 +83,7 @@ def command(run: Run, file: Path) -> list[str]:
     given = _keywords(run)
     return [
         *(sys.executable, "-m", "kgmlm", "complete", str(run.path.resolve()), "--output", str(file)),
-        *("--min-probability", str(LEAST), "--sample", str(QUERIES), "--functional", "--quiet"),
+        *("--min-probability", str(LEAST), "--sample", str(QUERIES), "--quiet"),
         *("--known", ",".join(given["known"]), "--scores", run.options.scores),
         *(["--explain"] if given["explain"] else []),
         *(["--report", TEST] if given["report"] else []),
@@ -101,6 +101,7 @@ def _keywords(run: Run) -> dict[str, Any]:
     return {
         "min_probability": LEAST,
         "sample": QUERIES,
+        "typed": True,
         "functional": True,
         "explain": with_rules,
         "known": list(_known(run)),

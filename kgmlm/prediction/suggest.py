@@ -46,7 +46,7 @@ def teaching(facts: pa.Table, most: int, judged: Collection[Labels] = ()) -> Int
     Returns:
         Rows of ``facts``, the best first.
     """
-    probability = facts.column("probability").to_numpy().astype(np.float64)
+    probability = np.nan_to_num(facts.column("probability").to_numpy().astype(np.float64), nan=0.5)
     bits: FloatArray = (entr(probability) + entr(1 - probability)) / np.log(2)
     codes = [facts.column(end).combine_chunks().dictionary_encode().indices.to_numpy() for end in ENDS]
     alike = np.bincount(codes[1], bits)

@@ -32,6 +32,9 @@ from kgmlm.signals.types import KEPT, EntityTypes, Floats, fills
 
 PLENTY = 10_000  # triples of a relation from which on they are not searched for repeats
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
+LEAST_OF_GRAPH = (
+    100  # training triples of a graph without self-loops in which rarer relations have none either
+)
 EXCEPTIONS = 0.01  # share of entities that may have several answers in a relation that has one; fixed, too
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
 IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shortlist misses
@@ -325,18 +328,22 @@ class Possible:
         """From training triples ``(n, 3)`` over so many relations.
 
         A relation is loop-free when it has :data:`LEAST` distinct training triples or more and none of them
-        is a self-loop. Where it has :data:`PLENTY`, nobody looks whether these are distinct. A relation
-        without triples forbids nothing.
+        is a self-loop; where a graph of :data:`LEAST_OF_GRAPH` triples has no self-loop at all, all relations
+        are. Where a relation has :data:`PLENTY`, nobody looks whether these are distinct.
 
         >>> chain = np.array([[i, 0, i + 1] for i in range(20)])
         >>> Possible.learn(chain, 2).loop_free_R.tolist()
         [True, False]
+        >>> Possible.learn(np.array([[i, i % 9, i + 1] for i in range(100)]), 10).loop_free_R.all()
+        np.True_
         """
         h, r, t = train.T
         loops_R = np.bincount(r[h == t], minlength=relations)
         plenty_R = np.bincount(r, minlength=relations) >= PLENTY
         distinct = distinct_triples(train[~plenty_R[r]])
         counts_R = np.bincount(distinct[:, 1], minlength=relations)
+        if not loops_R.any() and (plenty_R.any() or counts_R.sum() >= LEAST_OF_GRAPH):
+            return cls(np.ones(relations, np.bool_))
         return cls((plenty_R | (counts_R >= LEAST)) & (loops_R == 0))
 
     @classmethod

@@ -249,6 +249,20 @@ def open_run_model(
     return steady(run.path, read)
 
 
+def answering(run: RunFolder, graph: KnowledgeGraph) -> KnowledgeGraph:
+    """The graph by which a run answers people: of a small one, held-out triples are given back to training.
+
+    All that is fitted to these triples or measured on them opens the run's own graph, which has them in
+    validation alone. Triples that files give as validation are never given back.
+
+    Args:
+        graph: of the run, perhaps with further entities.
+    """
+    if not run.record.get("given_back") or not run.graph.has("valid"):
+        return graph
+    return graph.with_context(run.graph.triples("valid"))
+
+
 def open_ranker(
     run: RunFolder,
     options: RankingOptions,

@@ -219,6 +219,7 @@ class Record(_Known):
     spent: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     shortlist: ShortlistRecord | None = None
     files: digests.Accepted | None = None
+    given_back: bool = False
 
 
 def read_record(path: Path) -> dict[str, Any]:

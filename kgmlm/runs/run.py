@@ -32,7 +32,7 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities, labeled_queries, labeled_triples
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
-from kgmlm.runs.opened import open_run_model, read_vectors
+from kgmlm.runs.opened import answering, open_run_model, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
 from kgmlm.runs.record import RERANKER, writing
@@ -58,6 +58,7 @@ def open_predictor(
     """
     from kgmlm.ranking.predictor import Predictor
 
+    graph = answering(folder, graph)
     opened = open_run_model(folder, options, graph, watch.tell, shortlist=True)
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)

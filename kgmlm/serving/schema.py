@@ -449,7 +449,9 @@ class NewFact(BaseModel):
     head_name: str
     relation_name: str
     tail_name: str
-    probability: float = Field(description="Of finding it in a further hidden set.")
+    probability: float | None = Field(
+        description="Of finding it in a further hidden set; null where validation has too little to say."
+    )
     because: str = Field(description="Why: by rules, or by training triples that are like it; may be empty.")
     in_test: bool = Field(description="Whether the test split, of which the list knows nothing, has it.")
 

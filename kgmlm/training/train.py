@@ -18,7 +18,7 @@ from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
 from kgmlm.graphs.datasets import load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
-from kgmlm.graphs.splits import with_validation
+from kgmlm.graphs.splits import held_out_share, with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
 from kgmlm.runs.folder import RunFolder, open_folder, unfinished
 from kgmlm.runs.onnx import made_ready
@@ -112,12 +112,18 @@ def train(
             graph = load_graph(dataset, **reading)
             _tell_graph(graph, watch)
             chosen = preset or (PLAIN if given.plain else "balanced")
+            given_back = False
             if holdout and chosen != PLAIN and not graph.has("valid"):
-                graph = _held_out(graph, given.settings.training.seed, watch)
+                whole, graph = graph, _held_out(graph, given.settings.training.seed, watch)
+                small = held_out_share(len(whole.splits["train"])) is not None
+                given_back = small and graph.has("valid")
+                del whole
             recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrated)
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
             if not ready and main_process():
                 run.update(onnx=False)
+            if given_back and main_process():
+                run.update(given_back=True)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None and not run.settings.trains_text:
@@ -162,6 +168,11 @@ def _held_out(graph: KnowledgeGraph, seed: int, watch: Watcher) -> KnowledgeGrap
     watch.tell(
         f"no validation triples: {len(made.splits['valid']):,} of {len(graph.splits['train']):,} training "
         "triples are held out for that (--no-holdout trains on all)"
+        + (
+            ": more than a tenth, since weights and probabilities need some; answers see them again"
+            if held_out_share(len(graph.splits["train"])) is not None
+            else ""
+        )
     )
     return made
 

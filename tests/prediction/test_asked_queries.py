@@ -51,9 +51,9 @@ def test_keys_tell_triples_apart(triples: np.ndarray) -> None:
 def test_a_sample_has_of_each_relation_and_side_its_share(toy: KnowledgeGraph) -> None:
     train, count = toy.splits["train"], len(toy.entities)
     every = seen_queries(train, count, np.arange(len(toy.relations)))
-    some = sampled(every, 20)
+    some = every[sampled(every, 20)]
     assert [(q.entity, q.relation, q.target) for q in some] == [
-        (q.entity, q.relation, q.target) for q in sampled(every, 20)
+        (q.entity, q.relation, q.target) for q in every[sampled(every, 20)]
     ]
     there = [(q.entity, q.relation, q.target) for q in every]
     places = [there.index((q.entity, q.relation, q.target)) for q in some]
@@ -61,5 +61,7 @@ def test_a_sample_has_of_each_relation_and_side_its_share(toy: KnowledgeGraph) -
     kinds = Counter((q.relation, q.target) for q in every)
     drawn = Counter((q.relation, q.target) for q in some)
     assert drawn == {kind: max(1, round(20 * n / len(every))) for kind, n in kinds.items()}
-    assert places != [there.index((q.entity, q.relation, q.target)) for q in sampled(every, 20, seed=1)]
-    assert sampled(every, len(every)) is every
+    assert places != [
+        there.index((q.entity, q.relation, q.target)) for q in every[sampled(every, 20, seed=1)]
+    ]
+    assert sampled(every, len(every)).tolist() == list(range(len(every)))

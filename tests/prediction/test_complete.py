@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,23 @@ from kgmlm.prediction.listing import estimate, read_list
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.options import RankingOptions
 
-SMALL: dict[str, Any] = {"part_size": 10, "min_probability": 0.0, "progress": False, "known": ["valid"]}
+SMALL: dict[str, Any] = {
+    "part_size": 10, "min_probability": 0.0, "progress": False, "known": ["valid"], "typed": False,
+    "functional": False,
+}  # fmt: skip
 TIMES = ("seconds", "queries scored", "output", "best")  # that are no part of the manifest
 
 
 def completed(run: Path, output: Path, **options: Any) -> dict[str, Any]:
     return kgmlm.complete(run, output, **{**SMALL, **options})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_are_enough() -> Iterator[None]:
+    """Probabilities are fitted to the few validation triples of the toy graph."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.prediction.listing.LEAST", 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +162,8 @@ def test_a_killed_process_leaves_whole_parts(
         "--known",
         "valid",
         "-q",
+        "--no-typed",
+        "--no-functional",
     ]
     arguments += ["--min-probability", "0"]
     process = subprocess.Popen([sys.executable, "-m", "kgmlm", *arguments], env={**os.environ})
@@ -203,13 +217,12 @@ def test_of_test_only_the_size_has_a_say_in_probabilities(toy_run: Path, tmp_pat
     completed(toy_run, tmp_path / "a")
     graph = open_folder(toy_run).graph
     made = candidates.Parts(tmp_path / "a.parts", 8)
-    relations = np.arange(len(graph.relations))
     all_there = {tuple(triple) for triple in graph.all_triples.tolist()}
     free = (x for x in itertools.product(range(31), range(2), range(31)) if x not in all_there)
     test = np.array(list(itertools.islice(free, len(graph.splits["test"]))))
     others = [replace(graph, splits={**graph.splits, "test": x}) for x in (graph.splits["test"], test)]
     for known in (("train", "valid"), ("train", "valid", "test")):
-        a, b = (estimate(made, x, ("likelihood",), relations, known, 1.0)[2] for x in others)
+        a, b = (estimate(made, x, ("likelihood",), known, 1.0)[2] for x in others)
         assert a == b
         assert a["known"] == (12 if "test" in known else 4)
 
@@ -224,9 +237,6 @@ def test_the_more_is_lacking_the_higher_are_probabilities(toy_run: Path, tmp_pat
 
 def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.parquet"
-    graph = open_folder(toy_run).graph
-    validated = graph.splits["valid"][:, 1]
-    rare = next(r.label for i, r in enumerate(graph.relations) if i not in validated)
     refusals: list[tuple[dict[str, Any], type[KgmlmError], str]] = [
         ({"report": "test", "known": None}, ConfigError, "--known train,valid"),
         ({"report": "valid"}, ConfigError, "leave it out"),
@@ -236,10 +246,8 @@ def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_
         ({"part_size": 0}, ConfigError, "--part-size"),
         ({"shard": "4/3"}, ConfigError, "3/16"),
         ({"relations": ["loves"]}, KgmlmError, "loves"),
-        ({"explain": True}, ConfigError, "no rules"),
         ({"min_probability": 2.0}, ConfigError, "from 0 to 1"),
         ({"lacking": 0.0}, ConfigError, "above 0"),
-        ({"relations": [rare]}, DataError, "no probability can be"),
         ({"scores": "kge"}, ConfigError, "no KGE"),
     ]
     for options, kind, words in refusals:
@@ -375,6 +383,7 @@ def test_the_command(
 ) -> None:
     new = tmp_path / "new.parquet"
     options = ("--known", "valid", "--min-probability", "0", "--part-size", "10", "--report", "test")
+    options = (*options, "--no-typed", "--no-functional")
     arguments = ("complete", toy_run, "--output", new, *options)
     told = cli(*arguments, "--shard", "1/2", "-q")
     assert told.returncode == 0, told.stderr
@@ -430,3 +439,49 @@ def test_the_best_triples_come_with_names_and_the_highest_probability(toy_run: P
     assert none["listed"] == 0
     assert none["best"] == []
     assert none["highest"] == made["highest"]
+
+
+def test_probabilities_are_those_of_all_relations(
+    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    graph = open_folder(toy_run).graph
+    every = read_list(whole[0])[0].to_pylist()
+    validated = graph.splits["valid"][:, 1]
+    rare = next(r.label for i, r in enumerate(graph.relations) if i not in validated)
+    for label in (rare, graph.relations[int(validated[0])].label):
+        completed(toy_run, tmp_path / label, relations=[label])
+        own = read_list(tmp_path / label)[0].to_pylist()
+        assert own == [row for row in every if row["relation"] == label] != []
+
+
+def test_too_few_for_probabilities_list_the_clearest_answer_of_each_question(
+    toy_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.listing.LEAST", 20)
+    made = kgmlm.complete(toy_run, tmp_path / "new.parquet", known=["valid"], report="test")
+    assert "too few held-out triples for probabilities" in capsys.readouterr().err
+    table, manifest = read_list(tmp_path / "new.parquet")
+    assert (manifest["probabilities"]["fitted"], made["best"][0]["probability"]) == (False, None)
+    assert 0 < len(table) <= made["queries"]
+    assert table.column("probability").null_count == len(table)
+    rows = table.to_pylist()
+    assert all(1 in (row["tail_rank"], row["head_rank"]) for row in rows), "the best answer of a question"
+    asked = [(row["head"], row["relation"]) for row in rows if row["tail_rank"] == 1]
+    assert len(asked) == len(set(asked)), "one answer of each question"
+    for name in ("new.nt", "new.trig", "new.csv", "new.jsonl"):
+        kgmlm.export(
+            tmp_path / "new.parquet", tmp_path / name, format="rdf-star" if name == "new.nt" else None
+        )
+    assert "None" not in (tmp_path / "new.trig").read_text()
+    assert len(read_list(tmp_path / "new.csv")[0]) == len(table)
+    kgmlm.complete(toy_run, tmp_path / "tail.csv", known=["valid"], progress=False)
+    kgmlm.export(tmp_path / "tail.csv", tmp_path / "tail.nt")
+    assert (tmp_path / "tail.nt").stat().st_size > 0
+
+
+def test_a_run_without_rules_says_which_signals_speak_for_a_triple(toy_run: Path, tmp_path: Path) -> None:
+    made = completed(toy_run, tmp_path / "new.csv", explain=True)
+    assert made["best"][0]["because"].startswith("mostly by ")
+    table, _ = read_list(tmp_path / "new.csv")
+    assert all(reason.startswith("mostly by ") for reason in table.column("because").to_pylist())
+    kgmlm.export(tmp_path / "new.csv", tmp_path / "new.nt")

@@ -31,7 +31,7 @@ function row(fact) {
       { ...link(asked(fact)), class: "statement" },
       name(fact.head_name), " ", el("span", { class: "dim" }, name(fact.relation_name)), " ", name(fact.tail_name),
     ),
-    el("span", { class: "value" }, percent(fact.probability)),
+    el("span", { class: "value" }, fact.probability === null ? "" : percent(fact.probability)),
     el("p", { class: "reason" }, fact.because ? ["because ", name(because(fact))] : "because of its texts and types; no rule says so"),
     el(
       "span",
@@ -81,7 +81,9 @@ function showFacts(found, hidden) {
   fill(
     byId("facts-said"),
     found.total
-      ? el("span", {}, `The best answers of ${many(found.asked, "question")}; a probability is the share that a hidden set ${hidden} would have. `, cameTrue(found.hidden) || "")
+      ? el("span", {}, found.facts.some((fact) => fact.probability === null)
+          ? `The best answers of ${many(found.asked, "question")}, the clearest first; validation has too little for probabilities.`
+          : `The best answers of ${many(found.asked, "question")}; a probability is the share that a hidden set ${hidden} would have. `, cameTrue(found.hidden) || "")
       : el("span", { role: "status" }, nothing[found.status]),
   );
   fill(byId("facts-more"), found.total > found.facts.length && limit < 100 && more);
