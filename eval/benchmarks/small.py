@@ -4,8 +4,8 @@
         [--output eval/small.json]
 
 GRAPH is a built-in dataset or a folder. Of all its triples, 150, 200, 250, 300 and 400 are drawn (a size for
-each seed) as training triples; types and texts of their entities are kept. What is left out of triples between
-these entities is what a list can get right. A run is trained by the preset "quick" with MiniLM, and
+each seed) as training triples; types and texts of their entities are kept. The triples between these entities
+that were left out are what a list can get right. A run is trained by the preset "quick" with MiniLM, and
 `kgmlm complete` makes the list by its defaults. With --code another checkout does both.
 """
 

@@ -383,8 +383,8 @@ def test_the_command(
 ) -> None:
     new = tmp_path / "new.parquet"
     options = ("--known", "valid", "--min-probability", "0", "--part-size", "10", "--report", "test")
-    options = (*options, "--no-typed", "--no-functional")
-    arguments = ("complete", toy_run, "--output", new, *options)
+    plain = ("--no-typed", "--no-functional")
+    arguments = ("complete", toy_run, "--output", new, *options, *plain)
     told = cli(*arguments, "--shard", "1/2", "-q")
     assert told.returncode == 0, told.stderr
     assert "4 of 8 parts are missing" in told.stdout
