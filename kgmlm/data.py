@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from kgmlm.core.config import load_settings
-from kgmlm.core.errors import ConfigError, check_numbers, counted
+from kgmlm.core.errors import ConfigError, check_numbers, counted, quoted
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Result
@@ -210,7 +210,8 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     watch = watcher_of(progress)
     if name not in ("all", *card_names()) and Path(name).is_dir():
         watch.tell(
-            f"{name} is a folder of yours: there is nothing to fetch; `kgmlm data check {name}` checks it"
+            f"{name} is a folder of yours: there is nothing to fetch; `kgmlm data check {quoted(name)}` "
+            "checks it"
         )
         return {}
     found: dict[str, Sequence[Path]] = {}

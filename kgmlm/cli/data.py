@@ -265,7 +265,7 @@ def data_import(
     counted and left out, and so is what is said of statements. RDF needs pyoxigraph:
     `pip install 'kgmlm[rdf]'`; Neo4j its driver, `kgmlm[neo4j]`, and asks NEO4J_USERNAME and NEO4J_PASSWORD.
     """
-    from kgmlm.core.errors import counted, printable
+    from kgmlm.core.errors import counted, printable, quoted
     from kgmlm.core.files import read_bytes
     from kgmlm.core.progress import Bars
     from kgmlm.importing.import_graph import import_graph
@@ -311,4 +311,7 @@ def data_import(
         listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
         print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))
     if not {"valid", "test"} <= report.get("splits", {}).keys():
-        tell(f"`kgmlm data split {output} --random --output FOLDER` draws triples for validation and test")
+        tell(
+            f"`kgmlm data split {quoted(output)} --random --output FOLDER` draws triples for validation and "
+            "test"
+        )

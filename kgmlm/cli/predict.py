@@ -200,7 +200,13 @@ def figures_line(figures: dict[str, object]) -> str:
 
 Least = Annotated[float, typer.Option(min=0.0, max=1.0, help="Leave out triples below it.")]
 COMPLETE: Options = {
-    "min_probability": (Least, 0.1),
+    "min_probability": option(
+        float | None,
+        None,
+        "Leave out triples below it; by default 0.1, but the ten most probable are always listed.",
+        min=0.0,
+        max=1.0,
+    ),
     "lacking": option(
         float,
         1.0,
@@ -295,6 +301,8 @@ def complete(
 
 
 def _print(made: dict[str, Any]) -> None:
+    from kgmlm.core.errors import counted
+
     if made["queries scored"]:
         speed = made["queries scored"] / max(made["seconds"], 1e-9)
         tell(f"{made['queries scored']:,} queries in {made['seconds']:,.0f} s, {speed:,.1f} per second")
@@ -305,11 +313,17 @@ def _print(made: dict[str, Any]) -> None:
     least = made["min_probability"]
     _print_best(made["best"])
     if not figures["fitted"]:
-        print(f"{made['output']}: the best answers of {made['listed']:,} questions, the clearest first")
+        print(
+            f"{made['output']}: the best answers of {counted(made['listed'], 'question')}, the clearest first"
+        )
         if "report" in made:
             _print_report(made["report"])
         return
-    print(f"{made['output']}: {made['listed']:,} triples with a probability of {least:g} or more")
+    listed = counted(made["listed"], "triple")
+    if made["listed"] and made["best"][-1]["probability"] < least:
+        print(f"{made['output']}: the {listed} of the highest probability; fewer have {least:g} or more")
+    else:
+        print(f"{made['output']}: {listed} with a probability of {least:g} or more")
     if not made["listed"] and made["highest"] > 0:
         tell(
             f"the highest probability is {made['highest']:.2g}; the same command with --min-probability "
@@ -440,6 +454,7 @@ def export(
     neo4j is a folder with nodes.csv and edges.csv, as `neo4j-admin database import` takes them; or a server,
     which gets relationships with `probability` and `source` between nodes that it has.
     """
+    from kgmlm.core.errors import counted
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.export import export as job
 
@@ -451,7 +466,7 @@ def export(
     if as_json:
         print_json(made)
         return
-    print(f"{made['output']}: {made['triples']:,} triples as {made['format']}")
+    print(f"{made['output']}: {counted(made['triples'], 'triple')} as {made['format']}")
     for what in ("known", "without a node"):
         if made.get(what):
             print(f"{what}: {made[what]:,}")

@@ -14,6 +14,7 @@ Errors that a user can cause and mend (each is one sentence; the CLI exits with 
 
 from __future__ import annotations
 
+import shlex
 from numbers import Integral
 from typing import Any
 
@@ -100,6 +101,15 @@ def check_numbers(**given: tuple[int | None, int]) -> None:
     for name, (value, least) in given.items():
         if value is not None:
             check_whole(f"--{name.replace('_', '-')}", value, least)
+
+
+def quoted(path: object) -> str:
+    """A path as a command of a message has it: in quotes where a shell would divide it.
+
+    >>> quoted("runs/my graph"), quoted("runs/mine")
+    ("'runs/my graph'", 'runs/mine')
+    """
+    return shlex.quote(str(path))
 
 
 def counted(count: int, noun: str) -> str:

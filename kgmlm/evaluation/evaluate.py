@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import CandidateSet, Protocol, Side, load_protocol
-from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
+from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted, quoted
 from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Result
@@ -391,7 +391,9 @@ def _evaluate(
         same = None
     untrained = (run.path / RERANKER / "run.json").is_file() and run.reranker is None
     if options.reranks and options.rerank is None and untrained:
-        watch.tell(f"no reranking: the reranker is unfinished; `kgmlm rerank {run.path} --resume` trains it")
+        watch.tell(
+            f"no reranking: the reranker is unfinished; `kgmlm rerank {quoted(run.path)} --resume` trains it"
+        )
     here = options if workers.here else options.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
         opened = open_scorer(same, run, scope, here, watch, work.batch_size)

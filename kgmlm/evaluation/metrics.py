@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, check_finite
-from kgmlm.core.errors import DataError, first_line
+from kgmlm.core.errors import DataError, first_line, quoted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import TARGETS
 
@@ -394,7 +394,7 @@ def find_ranks(path: Path, split: str = "test") -> Path:
     have = ", ".join(sorted(p.stem for p in (path / "ranks").glob("*.parquet"))) or "none"
     raise DataError(
         f"{path} has no ranks of '{split}' (it has: {have}); "
-        f"`kgmlm evaluate {path} --split {split}` makes them; another file of ranks can be given "
+        f"`kgmlm evaluate {quoted(path)} --split {split}` makes them; another file of ranks can be given "
         "itself"
     )
 

@@ -233,6 +233,23 @@ def triple_keys(triples: IntArray, entities: int, relations: int) -> IntArray:
     return keys
 
 
+def parts_of_pairs(heads: IntArray, tails: IntArray, parts: int = 2) -> IntArray:
+    """The part, of so many, that each unordered pair of entities is dealt to, as good as at random.
+
+    What is fitted to one part of the validation triples is measured on the others. Both questions of a
+    triple, and all triples of a pair, are in one part, so that nothing learned of a pair is measured on it.
+
+    >>> parts_of_pairs(np.array([3, 8, 3]), np.array([8, 3, 9])).tolist()
+    [1, 1, 0]
+    """
+    low, high = (np.asarray(of(heads, tails)).astype(np.uint64) for of in (np.minimum, np.maximum))
+    mixed = (low * np.uint64(0x9E3779B97F4A7C15)) ^ (high + np.uint64(0xD1B54A32D192ED03))
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    part: IntArray = ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(parts)).astype(np.int64)
+    return part
+
+
 def distinct_triples(triples: IntArray) -> IntArray:
     """Triples ``(n, 3)`` sorted by head, relation and tail, each once.
 

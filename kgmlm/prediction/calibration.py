@@ -27,11 +27,11 @@ from scipy.special import expit, logit
 
 from kgmlm.core import digests, files
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, some_of, spreads
-from kgmlm.core.errors import DataError, RunError, first_line
+from kgmlm.core.errors import DataError, RunError, first_line, quoted
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers
 from kgmlm.evaluation.metrics import log_loss, measured, reweighted
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import FilterIndex, distinct_triples
+from kgmlm.graphs.queries import FilterIndex, distinct_triples, parts_of_pairs
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, features
 from kgmlm.prediction.list_calibration import QUERIES, drawn, fit_lists
 from kgmlm.ranking.likely import ListCalibration, temperature_of
@@ -343,6 +343,8 @@ class Sample:
         groups: ``(n,)`` of which true triple each is.
         kinds: ``(n,)`` index of the kind of negative, -1 for true triples and for known negatives.
         weights: ``(n,)`` how much each counts.
+        halves: ``(n,)`` in which half each is, by its pair of entities; drawn negatives are where their true
+            triple is.
     """
 
     triples: IntArray
@@ -350,15 +352,10 @@ class Sample:
     groups: IntArray
     kinds: IntArray
     weights: FloatArray
+    halves: BoolArray
 
     def __getitem__(self, rows: BoolArray) -> Sample:
         return Sample(**{name: values[rows] for name, values in vars(self).items()})
-
-    @property
-    def halves(self) -> BoolArray:
-        """In which half each is; a true triple and its negatives are in the same."""
-        odd: BoolArray = self.groups % 2 == 1
-        return odd
 
     @classmethod
     def of(
@@ -396,12 +393,15 @@ class Sample:
             true_ones = graph.splits["train"] if blind else np.concatenate(every)
             draws = Negatives(true_ones, graph.splits["train"], len(graph.entities), seed)
             false, of, kinds = draws.draw(true, scorer, batch_size, partial(advance, "drawing negatives"))
+        own = parts_of_pairs(false[:, 0], false[:, 2]) == 1
+        odd = parts_of_pairs(true[:, 0], true[:, 2]) == 1
         return cls(
             np.concatenate([true, false]),
             np.arange(len(true) + len(false)) < len(true),
             np.concatenate([np.arange(len(true)), of]),
             np.concatenate([np.full(len(true), -1), kinds]),
             np.ones(len(true) + len(false)),
+            np.concatenate([odd, own if split in graph.negatives else odd[of]]),
         )
 
 
@@ -607,7 +607,7 @@ def _lists(
         most: queries that validation answers; 0 is many.
     """
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
-    asked = drawn(run.graph, typed.askable, most or 10 * QUERIES, options["seed"])
+    asked = drawn(run.graph, typed.askable, most or 10 * QUERIES, options.pop("seed"))
     retrieval = open_retrieval(run, ranker, shortlist_of(run) or None)
     options |= {"retrieval": retrieval}
     found = [fit_lists(ranker, run.graph, asked, advance=partial(watch, "ranking validation"), **options)]
@@ -647,7 +647,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
     path = run.path / FILE
     if not path.is_file():
         return None
-    again = f"`kgmlm calibrate {run.path}` makes it again"
+    again = f"`kgmlm calibrate {quoted(run.path)}` makes it again"
     try:
         found = Calibration.of_json(path.read_bytes())
     except ValidationError as error:
@@ -660,7 +660,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
     if stale := sorted(x for x in {*now, *found.chosen_for} if now.get(x) != found.chosen_for.get(x)):
         raise RunError(
             f"{run.path}: its probabilities were not fitted for the {' and '.join(stale)} that it has now; "
-            f"`kgmlm calibrate {run.path}` fits them again"
+            f"`kgmlm calibrate {quoted(run.path)}` fits them again"
         )
     return found
 

@@ -230,7 +230,7 @@ class Plan:
 class Wanted:
     """The options of the list; they change none of the parts."""
 
-    min_probability: float = LEAST
+    min_probability: float | None = None
     lacking: float = 1.0
     report: str | None = None
     explain: bool = False
@@ -241,7 +241,7 @@ class Wanted:
         Raises:
             ConfigError: for a number out of range.
         """
-        if not 0 <= self.min_probability <= 1:
+        if self.min_probability is not None and not 0 <= self.min_probability <= 1:
             raise ConfigError(f"a probability is from 0 to 1, not {self.min_probability}")
         if not 0 < self.lacking < float("inf"):
             raise ConfigError(f"the graph must lack some triples: lacking is above 0, not {self.lacking}")
@@ -260,7 +260,7 @@ def complete(
     run: Run | str | Path,
     output: str | Path,
     *,
-    min_probability: float = LEAST,
+    min_probability: float | None = None,
     lacking: float = 1.0,
     relations: Sequence[str] | str | None = None,
     top: int = 10,
@@ -283,7 +283,7 @@ def complete(
 
     Args:
         output: the file to write: Parquet, or a table where it ends in .csv or .tsv.
-        min_probability: list no triple below it.
+        min_probability: list no triple below it; None is .1, but the ten most probable are always listed.
         lacking: assumed number of true triples that no known split has, per validation triple.
         relations: labels or names of those that are listed; None is all.
         top: answers kept of each query.
@@ -413,7 +413,9 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
     """Merge all parts and write the list; its manifest."""
     graph, because, signals = plan.graph, _because(plan), _signals(plan)
     likely, truth, figures = estimate(plan.parts, graph, signals, plan.known, wanted.lacking)
-    best = listed(plan.parts, signals, likely, truth, wanted.min_probability, plan.asked)
+    least = LEAST if wanted.min_probability is None else wanted.min_probability
+    always = SHOWN if wanted.min_probability is None else 0
+    best = listed(plan.parts, signals, likely, truth, least, plan.asked, always)
     if because is None and wanted.explain:
         because = by_signals(best, signals)
     if likely is None:
@@ -425,7 +427,7 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
     manifest: dict[str, Any] = {
         **plan.about(),
         "made by": str(plan.run),
-        "min_probability": wanted.min_probability,
+        "min_probability": least,
         "listed": len(best),
         "highest": best.highest,
         "probabilities": figures,

@@ -19,7 +19,7 @@ import numpy as np
 from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, numpy, some_of
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, triple_keys
+from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, parts_of_pairs, triple_keys
 from kgmlm.prediction.merged import Examples, by_others, fit_likely, held_out, share_of
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import (
@@ -127,7 +127,6 @@ def fit_lists(
     reranker: str = "",
     retrieval: Retrieval | None = None,
     lacking: float = 1.0,
-    seed: int = 0,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> ListCalibration:
@@ -145,7 +144,7 @@ def fit_lists(
     truth = TrueTriples.hidden(len(hidden), lacking)
     count = len(asked.queries)
     lists = lists_of(ranker, asked.queries, retrieval, batch_size, lambda n: advance(n, count))
-    examples, query_n = _examples(lists, graph, asked, hidden, seed, temperature_of(ranker))
+    examples, query_n = _examples(lists, graph, asked, hidden, temperature_of(ranker))
     relations = len(graph.relations) + 1  # the last is the average one
     in_all = replace(examples, weights=asked.each * examples.weights)
     examples = replace(examples, weights=np.ones(len(examples.labels)), offsets=_offsets(examples))
@@ -187,7 +186,7 @@ def expected_answers(
     count = len(asked.queries)
     ranked = lists_of(ranker, asked.queries, retrieval, batch_size, lambda n: advance(n, count))
     hidden = hidden_keys(graph)
-    examples, _ = _examples(ranked, graph, asked, hidden, 0, temperature_of(ranker))
+    examples, _ = _examples(ranked, graph, asked, hidden, temperature_of(ranker))
     relations = np.minimum(examples.relations, len(lists.mean) - 1)
     true = lists.likely(examples.evidence, examples.features, relations)
     share, weight = true * lists.truth.labeled, examples.weights
@@ -232,7 +231,6 @@ def _examples(
     graph: KnowledgeGraph,
     asked: Asked,
     hidden: IntArray,
-    seed: int,
     temperature: float,
 ) -> tuple[Examples, IntArray]:
     """The best candidates of queries, and whether validation has them; and of which query each is ``(n,)``.
@@ -244,7 +242,6 @@ def _examples(
         hidden: as of :func:`hidden_keys`.
     """
     entities, relations = len(graph.entities), len(graph.relations)
-    fold_B = np.random.default_rng((seed, 1)).integers(0, 4, len(asked.queries))
     parts, which = [], []
     for at, scores_bC, ids_bC in lists:
         some = asked.queries[at]
@@ -270,7 +267,7 @@ def _examples(
                 some.relation_B[rows],
                 labels,
                 asked.weight_B[of],
-                fold_B[of],
+                parts_of_pairs(asking, ids, 4),
                 np.zeros(len(of)),
             )
         )

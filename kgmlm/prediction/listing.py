@@ -147,6 +147,7 @@ def listed(
     truth: TrueTriples,
     least: float,
     relations: IntArray,
+    always: int = 0,
 ) -> Listed:
     """The open triples of all parts with at least a probability; equal ones by relation, head and tail.
 
@@ -155,6 +156,7 @@ def listed(
 
     Args:
         relations: ids of those that are listed.
+        always: so many of the most probable are listed, whatever their probability.
     """
     highest, found = (
         0.0,
@@ -177,6 +179,7 @@ def listed(
         probability = truth.left(likely(of_relation.evidence, features, of_relation.triples[:, 1]))
         highest = max(highest, float(probability.max(initial=0.0)))
         kept = probability >= least
+        kept[np.argsort(-probability, kind="stable")[:always]] = True
         found.append(Listed(of_relation[kept], probability[kept]))
     triples = np.concatenate([x.found.triples for x in found])
     values = np.concatenate([x.found.values for x in found])
@@ -186,6 +189,7 @@ def listed(
     if likely is None and len(triples):
         margin, score = (np.nanmax(values[:, :, FEATURES.index(x)], axis=1) for x in ("margin", "score"))
         order = np.lexsort([t, h, r, -score, -margin])
+    order = order[: max(always, int((probability >= least).sum()))] if likely is not None else order
     return Listed(Merged(triples[order], values[order]), probability[order], highest)
 
 

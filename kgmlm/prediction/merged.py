@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.graphs.queries import parts_of_pairs
 from kgmlm.ranking.likely import FEATURES, SIDES, Effects, Likely, Scale, TrueTriples, expit
 
 EVIDENCE = ("both", "tail", "head")  # on which sides a triple is among the best
@@ -111,7 +112,7 @@ class Examples:
         relations: ``(n,)``.
         labels: ``(n,)``.
         weights: ``(n,)`` how many triples each stands for.
-        folds: ``(n,)`` in which of four parts each is, at random.
+        folds: ``(n,)`` in which of four parts each is, by its pair of entities.
         offsets: ``(n,)`` logarithms of how much rarer false ones were drawn than true ones, where they were;
             weights are then 1.
     """
@@ -130,7 +131,7 @@ class Examples:
         draw = _mixed(keys)
         kept = labels | (draw < share)
         weights = np.where(labels, 1.0, 1 / share)
-        folds = (draw * 2**20).astype(np.int64) % 4
+        folds = parts_of_pairs(found.triples[:, 0], found.triples[:, 2], 4)
         features = found.values[:, :, : len(FEATURES)]
         offsets = np.zeros(len(labels))
         return cls(found.evidence, features, found.triples[:, 1], labels, weights, folds, offsets)[kept]

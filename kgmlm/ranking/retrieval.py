@@ -25,7 +25,7 @@ import torch
 
 from kgmlm.core import digests, files
 from kgmlm.core.arrays import Array, IntArray, check_finite, numpy
-from kgmlm.core.errors import ConfigError, RunError, first_line
+from kgmlm.core.errors import ConfigError, RunError, first_line, quoted
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Ranker, Scorer
@@ -353,7 +353,7 @@ class Retriever:
         """
         run = folder.parent.parent
         if not (folder / "index.json").is_file():
-            raise RunError(f"{run} has no index; `kgmlm index {run}` makes one")
+            raise RunError(f"{run} has no index; `kgmlm index {quoted(run)}` makes one")
         faiss = require_faiss()
         digests.check_folder(folder, remedy="build it again with `kgmlm index`")
         try:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from kgmlm.core import files
 from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import RunError, first_line
-from kgmlm.graphs.queries import Queries
+from kgmlm.graphs.queries import Queries, parts_of_pairs
 from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, blocks_of, group_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.second_stage import Used, best_of
@@ -172,7 +172,8 @@ class Trees(Used):
         features_BKF = self.features(
             ranker, queries, best.to_read(ids_BK), best.scores_BK, batch_size, reading
         )
-        return best.reranked(scores_BN, self.scores(queries, features_BKF), self.use.weight)
+        trees_BK = self.scores(queries, best.to_read(ids_BK), features_BKF)
+        return best.reranked(scores_BN, trees_BK, self.use.weight)
 
     def features(
         self,
@@ -205,20 +206,16 @@ class Trees(Used):
             found[at] = kept.of(queries[at], some, ranker.mixture)
         return found
 
-    def scores(self, queries: Queries, features_BKF: Floats) -> Floats:
-        """The trees' scores ``(B, K)``."""
+    def scores(self, queries: Queries, ids_BK: IntArray, features_BKF: Floats) -> Floats:
+        """The trees' scores ``(B, K)`` of candidates; those of validation by the trees of the other half."""
 
-        def of(forest: str, rows: slice | BoolArray = slice(None)) -> Floats:
-            some_bKF = features_BKF[rows]
-            flat_P = self.forests[forest].scores(some_bKF.reshape(-1, some_bKF.shape[2]))
-            return flat_P.reshape(some_bKF.shape[:2])
+        def of(forest: str) -> Floats:
+            flat_P = self.forests[forest].scores(features_BKF.reshape(-1, features_BKF.shape[2]))
+            return flat_P.reshape(features_BKF.shape[:2])
 
         if not self.unseen:
             return of("whole")
-        found_BK = np.zeros(features_BKF.shape[:2], np.float32)
-        odd_B = odd_half(queries)
-        found_BK[odd_B], found_BK[~odd_B] = of("even", odd_B), of("odd", ~odd_B)
-        return found_BK
+        return np.where(odd_pairs(queries, ids_BK), of("even"), of("odd"))
 
     def parts(self, ranker: Ranker, queries: Queries) -> dict[int, dict[str, float]]:
         """Compute how much each group of features adds to the scores of the best candidates of one query.
@@ -273,9 +270,7 @@ class Trees(Used):
         return cls(use, tuple(names), forests)
 
 
-def odd_half(queries: Queries) -> BoolArray:
-    """Return which queries are in the odd half of all that there can be, by entity, relation and side."""
-    mixed_B = queries.entity_B.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed_B = (mixed_B + queries.kind_B.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
-    found: BoolArray = (mixed_B >> np.uint64(40)) % np.uint64(2) == 1
-    return found
+def odd_pairs(queries: Queries, ids_BK: IntArray) -> BoolArray:
+    """Return which candidates ``(B, K)`` are in the odd half of all pairs, each with its query's entity."""
+    odd_BK: BoolArray = parts_of_pairs(queries.entity_B[:, None], ids_BK) == 1
+    return odd_BK

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import __version__
 from kgmlm.core import files
-from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError, check_numbers, counted
+from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError, check_numbers, counted, quoted
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.evaluation.compare import compare_ranks
@@ -289,7 +289,7 @@ class _Work:
             if (weights := scores_digest(found)) and weights != now:
                 raise RunError(
                     f"{found} has ranks of other weights than {run.path} has now; "
-                    f"`kgmlm evaluate {run.path}` makes them again"
+                    f"`kgmlm evaluate {quoted(run.path)}` makes them again"
                 )
             return found
         kept = run.path / "ranks" / ranks_name(run.options, split, max_triples=self.max_triples)
@@ -503,8 +503,8 @@ def _how_to_calibrate(folder: RunFolder) -> str:
             "scores, and this section then shows how well they come true."
         )
     return (
-        f"This run has no probabilities yet: `kgmlm calibrate {path}` fits them on validation, and this "
-        "section then shows how well they come true."
+        f"This run has no probabilities yet: `kgmlm calibrate {quoted(path)}` fits them on validation, and "
+        "this section then shows how well they come true."
     )
 
 

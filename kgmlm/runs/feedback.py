@@ -17,7 +17,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kgmlm.core import files
-from kgmlm.core.errors import DataError, RunError
+from kgmlm.core.errors import DataError, RunError, quoted
 from kgmlm.core.files import as_path
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import ENDS, LABEL, write_tsv
@@ -133,7 +133,7 @@ def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
     said = read_judgments(path / FEEDBACK_FILE)
     counting = said.counting()
     if not counting:
-        raise DataError(f"{path} has no judgments; the page of `kgmlm serve {path}` takes them")
+        raise DataError(f"{path} has no judgments; the page of `kgmlm serve {quoted(path)}` takes them")
     rows = [(*judgment.triple, str(judgment.label)) for judgment in counting]
     if target.suffix == ".parquet":
         columns = zip((*ENDS, LABEL), zip(*rows, strict=True), strict=True)

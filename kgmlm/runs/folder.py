@@ -31,7 +31,7 @@ from pydantic import ValidationError
 
 from kgmlm.core import digests, files
 from kgmlm.core.config import Settings, dump_settings
-from kgmlm.core.errors import RunError, first_line
+from kgmlm.core.errors import RunError, first_line, quoted
 from kgmlm.core.files import as_path
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -175,7 +175,7 @@ class RunFolder:
         except (ValueError, AttributeError, TypeError) as error:
             why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
             raise RunError(
-                f"{path} is damaged: {why}; `kgmlm calibrate {self.path}` makes it again"
+                f"{path} is damaged: {why}; `kgmlm calibrate {quoted(self.path)}` makes it again"
             ) from None
         return found if kept.get("chosen_for") == self.scored_by else ()
 
@@ -307,7 +307,8 @@ class RunFolder:
         self.check(file)
         if not (self.path / file).is_file():
             raise RunError(
-                f"{self.path} has no signal '{name}'; `kgmlm tune {self.path} --add {name}` trains one"
+                f"{self.path} has no signal '{name}'; `kgmlm tune {quoted(self.path)} --add {name}` trains "
+                "one"
             )
         if not self.graph.same(graph):
             raise RunError(f"{self.path} is a run of another graph")
@@ -320,7 +321,7 @@ class RunFolder:
             RunError: naming the first that is not.
         """
         for name in names:
-            again = f"`kgmlm tune {self.path} --add {Path(name).stem} --overwrite`"
+            again = f"`kgmlm tune {quoted(self.path)} --add {Path(name).stem} --overwrite`"
             remedy = f"restore it from a copy, or make it again: {again}"
             check_files(self.path, self.record, name, remedy=remedy)
 
@@ -447,7 +448,7 @@ class RunFolder:
         """
         if self.reranker is None:
             more = "--resume` continues its training" if (self.path / RERANKER).is_dir() else "` trains one"
-            raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {self.path} {more}")
+            raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {quoted(self.path)} {more}")
         reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
         return CrossEncoding(use, reranker, unit("vector", self.settings))
 
@@ -474,7 +475,9 @@ def unread(run: RunFolder) -> bool:
 def _missing(run: RunFolder, file: str) -> RunError:
     """The error of a signal that comes with the model: not read yet, or lost."""
     if unread(run):
-        return RunError(f"{run.path}: its entities are not read yet; `kgmlm tune {run.path}` reads them")
+        return RunError(
+            f"{run.path}: its entities are not read yet; `kgmlm tune {quoted(run.path)}` reads them"
+        )
     return RunError(f"{run.path / file} is missing; it belongs to the model beside it")
 
 
@@ -562,17 +565,20 @@ def open_folder(path: str | Path, *, verify: bool = False) -> RunFolder:
     recover(path)
     if not (path / "run.json").is_file():
         if any(path.glob("train.*")):
-            how = f"`kgmlm train --dataset {path} --output runs/{path.name}`"
+            how = f"`kgmlm train --dataset {quoted(path)} --model minilm --output runs/{path.name}`"
             raise RunError(f"{path} is a dataset, not a run; {how} makes one")
         if len(path.parts) == 1 and not path.exists():
             raise RunError(
                 f"{path} does not exist, neither as a run folder nor as {path}.kgmlm in models/ of the "
-                f"repository or in KGMLM_MODELS; `kgmlm train --output {path}` makes a run"
+                "repository or in KGMLM_MODELS; `kgmlm train --dataset DATASET --model minilm --output "
+                f"{quoted(path)}` makes a run"
             )
         if path.is_file():
             raise RunError(f"{path} is a file, but no pack by its name, which would end in {SUFFIX}")
         what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
-        raise RunError(f"{path} {what}; `kgmlm train --output {path}` makes one")
+        raise RunError(
+            f"{path} {what}; `kgmlm train --dataset DATASET --model minilm --output {quoted(path)}` makes one"
+        )
     record = read_record(path)
     check_files(path, record, "config.toml", "graph/", contents=verify)
     settings = read_settings(path)

@@ -9,7 +9,7 @@ import numpy as np
 
 from kgmlm.core import digests, files
 from kgmlm.core.arrays import Device
-from kgmlm.core.errors import ModelError, RunError
+from kgmlm.core.errors import ModelError, RunError, quoted
 from kgmlm.core.machine import compute_in_forks, installed
 from kgmlm.core.progress import quiet_transformers
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
@@ -70,7 +70,9 @@ def open_text(
     compute_in_forks()
     digests.check_folder(folder)
     if not (folder / "config.json").is_file():
-        raise RunError(f"{run} has no trained model yet; `kgmlm train --output {run} --resume` continues")
+        raise RunError(
+            f"{run} has no trained model yet; `kgmlm train --output {quoted(run)} --resume` continues"
+        )
     record = read_record(run)
     if record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")

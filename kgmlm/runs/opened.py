@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kgmlm.core import digests, files, machine
-from kgmlm.core.errors import ConfigError, ModelError, RunError
+from kgmlm.core.errors import ConfigError, ModelError, RunError, quoted
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Listed, Typed, Unlinked
@@ -124,7 +124,7 @@ def open_index(run: RunFolder, ranker: Ranker) -> Retriever:
     if (record.get("entities"), record.get("fingerprint")) != (own, now) or not fits:
         raise RunError(
             f"{run.path / FOLDER} was made of another model or other entities than the run has now; build it "
-            f"again with `kgmlm index {run.path}`"
+            f"again with `kgmlm index {quoted(run.path)}`"
         )
     if ranker.reader.model.device.type == "cuda":
         retriever = retriever.on_gpu()
@@ -283,13 +283,13 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
         raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
     if not ranker.reranks and run.reranker is None and REVERSE not in run.tuned.uses:
         raise ConfigError(
-            f"{run.path} has no reranker; `kgmlm rerank {run.path}` trains one, and "
-            f"`kgmlm tune {run.path} --add reverse` does without"
+            f"{run.path} has no reranker; `kgmlm rerank {quoted(run.path)}` trains one, and "
+            f"`kgmlm tune {quoted(run.path)} --add reverse` does without"
         )
     if not ranker.reranks:
         raise ConfigError(
             f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
-            f"`kgmlm tune {run.path}` chooses again"
+            f"`kgmlm tune {quoted(run.path)}` chooses again"
         )
     stages = {
         name: stage if name == TREES else stage.used(replace(stage.use, k=k))  # trees were fitted to so many

@@ -34,7 +34,7 @@ from kgmlm import __version__
 from kgmlm.core import digests, files
 from kgmlm.core.config import Settings, Stage, load_settings
 from kgmlm.core.digests import RESTORE
-from kgmlm.core.errors import KgmlmError, RunError, first_line
+from kgmlm.core.errors import KgmlmError, RunError, first_line, quoted
 from kgmlm.core.files import locked
 from kgmlm.core.processes import check_main_guard
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -583,7 +583,7 @@ class TunedWeights:
         if stale := [name for name in names if now.get(name) != self.of.get(name)]:
             raise RunError(
                 f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
-                f"`kgmlm tune {run}` chooses them"
+                f"`kgmlm tune {quoted(run)}` chooses them"
             )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Settings
-from kgmlm.core.errors import QueryError, RunError, check_whole
+from kgmlm.core.errors import QueryError, RunError, check_whole, quoted
 from kgmlm.core.files import as_path
 from kgmlm.core.processes import join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, watcher_of
@@ -92,7 +92,7 @@ def _lists(
     stale = found is None and (folder.path / PROBABILITIES).is_file() and as_by_default
     if stale and not is_unpacked(folder.path):
         watch.tell(
-            f"no probabilities: they were fitted to other scores; `kgmlm calibrate {folder.path}` "
+            f"no probabilities: they were fitted to other scores; `kgmlm calibrate {quoted(folder.path)}` "
             "fits them again"
         )
     return found
@@ -470,7 +470,9 @@ class Run:
         file = self.path / Rules.file
         self.folder.check(Rules.file)
         if not file.is_file():
-            raise RunError(f"{self.path} has no rules; `kgmlm tune {self.path} --add rules` mines some")
+            raise RunError(
+                f"{self.path} has no rules; `kgmlm tune {quoted(self.path)} --add rules` mines some"
+            )
         found = Rules.open(file, self.folder.graph).applied.rules
         only = None if relation is None else self.resolver.relation(relation)
         return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(found, only)
@@ -631,9 +633,12 @@ def writes_run(job: Job) -> Job:
     def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
         path = path_of(run)
         if find_pack(path) is not None or is_unpacked(path):
-            how = f"`kgmlm unpack {path} --output RUN` makes a run of it"
+            how = f"`kgmlm unpack {quoted(path)} --output RUN` makes a run of it"
             if job.__name__ == "calibrate":
-                how = f"`kgmlm pack {path} --calibrate --output NEW{SUFFIX}` writes a pack with probabilities"
+                how = (
+                    f"`kgmlm pack {quoted(path)} --calibrate --output NEW{SUFFIX}` writes a pack with "
+                    "probabilities"
+                )
             raise RunError(f"{path} is a pack, which is not written to; {how}")
         with writing(path, job.__name__) if main_process() else nullcontext():
             done = job(run, *args, **kwargs)

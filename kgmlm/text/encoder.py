@@ -24,6 +24,7 @@ import numpy.typing as npt
 from kgmlm.core.arrays import Device, IntArray
 from kgmlm.core.errors import ModelError
 from kgmlm.core.machine import bound_memory, installed, keep_memory, reduced
+from kgmlm.core.progress import watcher_of
 from kgmlm.text.onnx_model import Structure
 from kgmlm.text.tokenization import check_model_folder, model_named, reason, transformers_tokenizer
 
@@ -207,9 +208,14 @@ class TextEncoder:
             )
         import torch
 
+        from kgmlm.text.torch_model import bf16_fault
+
         keep_memory()
         model = self.model.to(device or "cpu")
         low = reduced(precision, model.device.type == "cuda")
+        if low and (why := bf16_fault(model)):
+            watcher_of(True).tell(f"texts are encoded in fp32, since the encoder fails in bf16: {why}")
+            low = False
 
         def states(ids_BT: IntArray, mask_BT: IntArray) -> Floats:
             units = torch.autocast(model.device.type, torch.bfloat16) if low else nullcontext()

@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutput
 
-from kgmlm.core.errors import ModelError
+from kgmlm.core.errors import ModelError, first_line
 from kgmlm.text.reader import SpanOutput
 from kgmlm.text.tokenization import MaskedBatch, check_model_folder, model_named, reason
 
@@ -229,6 +229,26 @@ def reduced_products(enabled: bool = True) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def bf16_fault(model: nn.Module) -> str:
+    """The error of a model's first step in bf16, forward and backward; empty where there is none.
+
+    Some families have constants or operations that bf16 has not (DeBERTa's first one among them). Neither
+    weights nor random numbers change.
+    """
+    device = next(model.parameters()).device
+    ids = torch.arange(4, device=device)[None]
+    try:
+        with torch.random.fork_rng(), torch.enable_grad(), torch.autocast(device.type, torch.bfloat16):
+            first = model(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+            if first.requires_grad:
+                first.float().sum().backward()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        return first_line(error)
+    finally:
+        model.zero_grad(set_to_none=True)
+    return ""
+
+
 class SpanModel(nn.Module):
     """A masked LM that answers at the span only.
 
@@ -401,7 +421,13 @@ class SpanModel(nn.Module):
             return
 
     def reduce(self, enabled: bool = True) -> None:
-        """Encode in bf16 without a training loop's saying so; states and scores stay float32."""
+        """Encode in bf16 without a training loop's saying so; states and scores stay float32.
+
+        Raises:
+            ModelError: when the model's family cannot.
+        """
+        if enabled and (why := bf16_fault(self.mlm)):
+            raise ModelError(f"this model cannot compute in bf16 ({why}); --precision fp32 can")
         self._reduced = enabled
 
     def set_dropout(self, p: float) -> None:

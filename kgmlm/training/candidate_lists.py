@@ -1,8 +1,9 @@
 """The best candidates of the queries that validation asks, by which second stages and trees are chosen.
 
 Each distinct query is a list of the best candidates of the stages before; known answers that are not asked
-for are left out. The queries are in two halves, by entity, relation and side. What is fitted to one half, the
-weights of signals included, is measured by the other.
+for are left out. Answers are in two halves, by the pair of the query's entity and the answer, so that both
+questions of a triple are in one. What is fitted to one half, the weights of signals included, is measured by
+the other.
 
 Shapes: D distinct queries, d of them, K candidates of each, F numbers that are read of a candidate; B queries
 with an answer each; S signals.
@@ -25,7 +26,7 @@ from kgmlm.ranking.pair_features import CandidateScores, Floats, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.signals.base import REJECTED
-from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights
+from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, odd_answers
 
 STAGES = ("first", "second")
 # Of some queries, which of all they are, and their candidates, -1 where there is none: (d, K, F).
@@ -84,6 +85,10 @@ class CandidateLists:
             self.confident,
         )
 
+    def among(self, of_DK: BoolArray) -> CandidateLists:
+        """A copy in which only some of the candidates compete."""
+        return replace(self, open_DK=self.open_DK & of_DK, asked_DK=self.asked_DK & of_DK)
+
     def first(self, k: int) -> BoolArray:
         """Return which ``(D, K)`` a stage would read that reads the k best: none that ties with the next."""
         there_DK, scores_DK = self.candidates.there_BK, self.scores_DK
@@ -100,13 +105,13 @@ class CandidateLists:
         """A copy with other scores by the stages before."""
         return replace(self, candidates=self.candidates._replace(scores_BK=scores_DK))
 
-    def weights_of(self, asks: Asks, of_D: BoolArray) -> Mixture:
-        """The weights of signals that some of the queries choose; those of the lists of a single signal."""
+    def weights_of(self, asks: Asks, of_B: BoolArray) -> Mixture:
+        """The weights of signals that some of the asks choose; those of the lists of a single signal."""
         names = tuple(self.candidates.said)
         if len(names) < 2:
             return self.mixture
         said_DKS = np.stack([self.candidates.said[name] for name in names], 2)
-        return fitted_weights(self.sample(asks, names, said_DKS), names, of_D[asks.list_B])
+        return fitted_weights(self.sample(asks, names, said_DKS), names, of_B)
 
     def sample(self, asks: Asks, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
         """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
@@ -118,14 +123,16 @@ class CandidateLists:
         scores_BCS = np.concatenate([answer_B1S, scores_BKS], 1)
         scores_BCS = np.where(stands_BC[..., None] > 0, scores_BCS, np.float32(0))
         relations, stands_BC = self.mixture.relations, stands_BC.astype(np.float32)
-        return ValidationSample(tuple(names), asks.queries, scores_BCS, stands_BC, relations, self.confident)
+        return ValidationSample(
+            tuple(names), asks.queries, asks.answers, scores_BCS, stands_BC, relations, self.confident
+        )
 
-    def ratio(self, asks: Asks, added_DK: Floats, of_D: BoolArray) -> float:
+    def ratio(self, asks: Asks, added_DK: Floats, of_B: BoolArray) -> float:
         """Compute how much a second stage counts beside the stages before, so that the answers of some of
-        the queries are most likely.
+        the asks are most likely.
         """
         both = self.sample(asks, STAGES, np.stack([self.scores_DK, added_DK], 2))
-        averages = both.fitted(STAGES, of_D[asks.list_B], by_relation=False).averages
+        averages = both.fitted(STAGES, of_B, by_relation=False).averages
         return averages["second"] / averages["first"]
 
     def reciprocal(self, asks: Asks, scores_DK: Floats, ahead_DK: BoolArray | None = None) -> FloatArray:
@@ -151,15 +158,27 @@ class Asks(NamedTuple):
     """B queries with an answer each.
 
     Attributes:
+        answers: ``(B,)``.
         list_B: of which list each is.
         column_B: the answer's place in it; -1 where it is not there.
         reciprocal_B: reciprocal ranks of the answers by the stages before.
     """
 
     queries: Queries
+    answers: IntArray
     list_B: IntArray
     column_B: IntArray
     reciprocal_B: FloatArray
+
+    @property
+    def odd_B(self) -> BoolArray:
+        """Return which are in the odd half, by the pair of the query's entity and the answer."""
+        return odd_answers(self.queries, self.answers)
+
+    def halves(self) -> tuple[BoolArray, BoolArray] | None:
+        """The two halves, the odd one first; None where one has no answer in its list."""
+        odd_B, inside_B = self.odd_B, self.column_B >= 0
+        return (odd_B, ~odd_B) if all((inside_B & of_B).any() for of_B in (odd_B, ~odd_B)) else None
 
     def figures(self, first_B: FloatArray, reciprocal_B: FloatArray, use: Use) -> dict[str, float]:
         """The figures of a choice, by reciprocal ranks without the stage and with it."""
@@ -229,7 +248,7 @@ def read_lists(
     lists = CandidateLists(
         distinct, found, open_DK | asked_DK, asked_DK, stands_DK, read_DKF, ranker.mixture, confident
     )
-    return lists, Asks(task.queries, list_B, column_B, 1 / view.result().of_type("realistic"))
+    return lists, Asks(task.queries, task.answers, list_B, column_B, 1 / view.result().of_type("realistic"))
 
 
 def _among(ids_dK: IntArray, rows: IntArray, ids: IntArray) -> BoolArray:

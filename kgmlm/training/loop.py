@@ -28,7 +28,7 @@ from kgmlm.core.progress import Watcher
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import ENDED, discard_checkpoints
-from kgmlm.text.torch_model import SpanModel, reduced_products
+from kgmlm.text.torch_model import SpanModel, bf16_fault, reduced_products
 from kgmlm.training.objectives import objective
 from kgmlm.training.objectives.streams import Stretch
 from kgmlm.training.start import (
@@ -342,7 +342,7 @@ def train(
         ConfigError: when the loss is no longer finite, or the objective "rerank" has nothing to rerank.
         OSError: when the disk is full; the last checkpoint is then intact.
     """
-    accelerator = _accelerator(run, tracker, device)
+    accelerator = _accelerator(run, tracker, device, ranker.reader.model, reporter or Watcher())
     checkpoint = latest_checkpoint(run.path) if resume else None
     training = _Training(
         run,
@@ -619,7 +619,9 @@ class _Training:
         self.model.attend("sdpa")
 
 
-def _accelerator(run: RunFolder, tracker: str | None, device: str | None) -> Accelerator:
+def _accelerator(
+    run: RunFolder, tracker: str | None, device: str | None, model: SpanModel, reporter: Watcher
+) -> Accelerator:
     """The accelerator: where and how precisely a run is trained; arguments as of :func:`train`."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -631,9 +633,13 @@ def _accelerator(run: RunFolder, tracker: str | None, device: str | None) -> Acc
     AcceleratorState._reset_state(reset_partial_state=int(os.environ.get("WORLD_SIZE", "1")) == 1)
     if device is not None and device.startswith("cuda:"):
         torch.cuda.set_device(device)
+    precision = _precision(settings, on_cpu)
+    if precision == "bf16" and (why := bf16_fault(model.mlm)):
+        reporter.tell(f"the model is trained in fp32, since it fails in bf16: {why}")
+        precision = "no"
     accelerator = Accelerator(
         cpu=on_cpu,
-        mixed_precision=_precision(settings, on_cpu),
+        mixed_precision=precision,
         gradient_accumulation_steps=settings.accumulation,
         log_with=tracker,
         project_dir=run.path / "logs" if tracker else None,

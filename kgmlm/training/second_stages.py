@@ -26,7 +26,6 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import Conditional, CrossEncoding, Floats, ReverseScoring, best_of
-from kgmlm.ranking.trees import odd_half
 from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
 from kgmlm.training.weights import silent, validation_task, weigh
@@ -175,21 +174,21 @@ def _choose_use(
         added_DK = np.where(chosen[use.k], use.weight * read_DK, 0)
         return by.reciprocal(asks, by.scores_DK + added_DK, chosen[use.k])
 
-    def choose(by: CandidateLists, of_D: BoolArray) -> Use:
-        fits = by.ratio(asks, read_DK, of_D)
+    def choose(by: CandidateLists, of_B: BoolArray) -> Use:
+        fits = by.ratio(asks, read_DK, of_B)
         near = min(weights, key=lambda weight: abs(math.log(weight / fits)))
         uses = [never, *(Use(k, near) for k in sizes)]
-        return max(uses, key=lambda use: float(reciprocal(by, use)[of_D[asks.list_B]].mean()))
+        return max(uses, key=lambda use: float(reciprocal(by, use)[of_B].mean()))
 
-    odd_D, every_D = odd_half(lists.queries), np.ones(len(lists.queries), np.bool_)
     first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
-    if not all((lists.teaches_D & of_D).any() for of_D in (odd_D, ~odd_D)):
+    halves = asks.halves()
+    if halves is None:
         return never, asks.figures(first_B, crossed_B, never)
-    for of_D in (odd_D, ~odd_D):
-        by_half, others_B = lists.weighed(lists.weights_of(asks, of_D)), ~of_D[asks.list_B]
-        first_B[others_B] = reciprocal(by_half, never)[others_B]
-        crossed_B[others_B] = reciprocal(by_half, choose(by_half, of_D))[others_B]
-    use = choose(lists, every_D)
+    for of_B in halves:
+        by_half = lists.weighed(lists.weights_of(asks, of_B))
+        first_B[~of_B] = reciprocal(by_half, never)[~of_B]
+        crossed_B[~of_B] = reciprocal(by_half, choose(by_half, of_B))[~of_B]
+    use = choose(lists, np.ones(len(first_B), np.bool_))
     if crossed_B.mean() <= first_B.mean():
         use, crossed_B = never, first_B
     return use, asks.figures(first_B, crossed_B, use)

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from kgmlm.core import digests, files
 from kgmlm.core.config import Settings
 from kgmlm.core.digests import RESTORE
-from kgmlm.core.errors import ConfigError, RunError, first_line
+from kgmlm.core.errors import ConfigError, RunError, first_line, quoted
 from kgmlm.core.machine import only_cpu
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -426,7 +426,7 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
     run = open_folder(path)
     if find_pack(path) is not None:
         raise RunError(
-            f"{path} is a pack, which is not trained; `kgmlm unpack {path} --output RUN` makes a run"
+            f"{path} is a pack, which is not trained; `kgmlm unpack {quoted(path)} --output RUN` makes a run"
         )
     if run.record["status"] in ENDED:
         raise RunError(f"{path} has {run.record['status']} already; there is nothing to resume")

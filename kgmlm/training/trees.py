@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kgmlm.core import machine
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError, first_line
 from kgmlm.core.progress import Advance, Watcher
@@ -25,7 +25,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import Floats, PairFeatures, blocks_of
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
+from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
 from kgmlm.training.recipes import LARGE, LEAST
 from kgmlm.training.weights import silent, validation_task
@@ -112,21 +112,21 @@ def choose_trees(
 
     most, told = candidates or CANDIDATES, partial(advance, "reading candidates")
     lists, asks = read_lists(ranker, task, most, read, len(features.known_names), told, batch_size)
-    odd_D = odd_half(lists.queries)
-    if not all((lists.teaches_D & of_D).any() for of_D in (odd_D, ~odd_D)):
+    halves = asks.halves()
+    if halves is None:
         return None, asks.figures(asks.reciprocal_B, asks.reciprocal_B, Use(0, 0.0))
     tell = partial(advance, "fitting trees", 1, len(FORESTS) * ROUNDS)
-    forests = {"whole": _fitted(lists, features, tell)}
-    scores_DK, added_DK = np.zeros((2, *lists.open_DK.shape), np.float32)
-    for half, of_D in (("even", ~odd_D), ("odd", odd_D)):
-        by_half = lists.weighed(lists.weights_of(asks, of_D))
-        forests[half] = _fitted(by_half.take(np.flatnonzero(of_D)), features, tell)
-        others = by_half.take(np.flatnonzero(~of_D))
-        unseen_DKF = _features(others, features)
+    # Each candidate is scored by trees, and each answer by weights of signals, that its pair did not fit.
+    odd_DK = odd_pairs(lists.queries, lists.candidates.ids_BK)
+    forests, added_DK = {"whole": _fitted(lists, features, tell)}, np.zeros(lists.open_DK.shape, np.float32)
+    by_weights: dict[str, CandidateLists] = {}
+    for half, of_B, of_DK in (("odd", halves[0], odd_DK), ("even", halves[1], ~odd_DK)):
+        by_half = by_weights[half] = lists.weighed(lists.weights_of(asks, of_B))
+        forests[half] = _fitted(by_half.among(of_DK), features, tell)
+        unseen_DKF = _features(by_half, features)
         flat_P = forests[half].scores(unseen_DKF.reshape(-1, unseen_DKF.shape[2]))
-        scores_DK[~of_D] = others.scores_DK
-        added_DK[~of_D] = flat_P.reshape(unseen_DKF.shape[:2])
-    use, figures = _chosen(lists.scored(scores_DK), asks, added_DK)
+        added_DK[~of_DK] = flat_P.reshape(unseen_DKF.shape[:2])[~of_DK]
+    use, figures = _chosen(lists, by_weights, asks, added_DK)
     return (Trees(use, features.names, forests) if use.k else None), figures
 
 
@@ -198,20 +198,36 @@ def _tree(root: Mapping[str, Any]) -> _Tree:
     return found
 
 
-def _chosen(lists: CandidateLists, asks: Asks, added_DK: Floats) -> tuple[Use, dict[str, float]]:
+def _chosen(
+    lists: CandidateLists, by_weights: Mapping[str, CandidateLists], asks: Asks, added_DK: Floats
+) -> tuple[Use, dict[str, float]]:
     """Choose how much trees count, and measure each half by the choice of the other.
 
     Args:
-        lists: each scored by the weights that were fitted to the other half.
-        added_DK: by the trees that were.
+        by_weights: the lists by the weights that each half has chosen.
+        added_DK: each candidate by the trees of the half that its pair is not in.
     """
-    odd_D = odd_half(lists.queries)
-    by_even, by_odd = (lists.ratio(asks, added_DK, of_D) for of_D in (~odd_D, odd_D))
-    weight_D1 = np.where(odd_D, by_even, by_odd)[:, None]
-    first_B = lists.reciprocal(asks, lists.scores_DK)
-    crossed_B = lists.reciprocal(asks, (lists.scores_DK + weight_D1 * added_DK).astype(np.float32))
+    odd_B = asks.odd_B
+    first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
+    for half, of_B in (("odd", odd_B), ("even", ~odd_B)):
+        by_half = by_weights[half]
+        # The other half's answers have scores here that none of them has fitted, as those measured will.
+        weight = by_weights["even" if half == "odd" else "odd"].ratio(asks, added_DK, of_B)
+        first_B[~of_B] = by_half.reciprocal(asks, by_half.scores_DK)[~of_B]
+        with_trees_DK = (by_half.scores_DK + weight * added_DK).astype(np.float32)
+        crossed_B[~of_B] = by_half.reciprocal(asks, with_trees_DK)[~of_B]
     if crossed_B.mean() <= first_B.mean():
         return Use(0, 0.0), asks.figures(first_B, first_B, Use(0, 0.0))
-    whole = lists.ratio(asks, added_DK, np.ones(len(odd_D), np.bool_))
+    # The whole is weighed by scores that no answer has fitted, so by those of both halves.
+    by_even, by_odd = by_weights["even"].scores_DK, by_weights["odd"].scores_DK
+    scores_DK = np.where(_odd_lists(asks, len(lists.queries))[:, None], by_even, by_odd)
+    whole = lists.scored(scores_DK).ratio(asks, added_DK, np.ones(len(odd_B), np.bool_))
     use = Use(lists.open_DK.shape[1], whole)
     return use, asks.figures(first_B, crossed_B, use)
+
+
+def _odd_lists(asks: Asks, lists: int) -> BoolArray:
+    """Return which lists have an answer of the odd half."""
+    odd_D = np.zeros(lists, np.bool_)
+    odd_D[asks.list_B[asks.odd_B]] = True
+    return odd_D

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, Settings, load_settings
-from kgmlm.core.errors import RunError, check_numbers
+from kgmlm.core.errors import RunError, check_numbers, quoted
 from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
@@ -95,7 +95,8 @@ class Addition:
             )
         if self.source is None and self.name == RERANKER:
             raise RunError(
-                f"`kgmlm rerank {run.path}` trains a reranker; --add reranker takes one --from another run"
+                f"`kgmlm rerank {quoted(run.path)}` trains a reranker; --add reranker takes one --from "
+                "another run"
             )
         if self.source is not None and (self.config or self.given):
             raise RunError("--from trains nothing; --config and --set go without it")
@@ -107,7 +108,7 @@ class Addition:
                 giver.lend(self.name, run.graph)
             elif giver.reranker is None:
                 raise RunError(
-                    f"{giver.path} has no trained reranker; `kgmlm rerank {giver.path}` trains one"
+                    f"{giver.path} has no trained reranker; `kgmlm rerank {quoted(giver.path)}` trains one"
                 )
             elif not giver.graph.same(run.graph):
                 raise RunError(f"{giver.path} is a run of another graph than {run.path}")
@@ -575,11 +576,11 @@ def _check_reranker(run: RunFolder, resumed: bool, overwrite: bool) -> None:
     folder = run.path / RERANKER
     files.refuse_link(folder)
     if resumed and not (folder / "run.json").is_file():
-        raise RunError(f"{run.path} has no reranker to resume; `kgmlm rerank {run.path}` trains one")
+        raise RunError(f"{run.path} has no reranker to resume; `kgmlm rerank {quoted(run.path)}` trains one")
     if not (resumed or overwrite) and (folder / "run.json").is_file() and not is_blank(folder):
         raise RunError(
             f"{run.path} has a reranker already; --resume trains it further, --overwrite replaces it, and "
-            f"`kgmlm tune {run.path}` chooses again how it is used"
+            f"`kgmlm tune {quoted(run.path)}` chooses again how it is used"
         )
 
 

@@ -32,6 +32,7 @@ from kgmlm.core.errors import (
     RunError,
     check_numbers,
     counted,
+    quoted,
 )
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
@@ -281,7 +282,9 @@ def apply_feedback(
         if triple in latest and latest[triple].label is None and past.stands(graph)
     }
     if not judgments and not taken_back:
-        raise DataError(f"{folder.path} has no judgments; the page of `kgmlm serve {folder.path}` takes them")
+        raise DataError(
+            f"{folder.path} has no judgments; the page of `kgmlm serve {quoted(folder.path)}` takes them"
+        )
     known = [x for x in judgments if graph.has_labels(*x.triple)]
     of: dict[bool, list[tuple[str, str, str]]] = {
         label: [x.triple for x in known if bool(x.label) == label] for label in (True, False)
@@ -419,7 +422,9 @@ def _check_trained(run: RunFolder) -> None:
     """
     path = run.path
     if run.record["status"] not in TRAINED or not run.has_weights:
-        raise RunError(f"{path} is not trained to the end; `kgmlm train --output {path} --resume` goes on")
+        raise RunError(
+            f"{path} is not trained to the end; `kgmlm train --output {quoted(path)} --resume` goes on"
+        )
     if run.lacking:
         raise RunError(f"PyKEEN is not installed, and {path} has {' and '.join(run.lacking)}")
     run.tuned.check(run.fingerprints, path)

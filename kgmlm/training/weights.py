@@ -36,7 +36,7 @@ from kgmlm.core.progress import Advance, Watcher
 from kgmlm.evaluation.metrics import Ranks, half_interval
 from kgmlm.evaluation.task import Part, RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import Queries
+from kgmlm.graphs.queries import Queries, parts_of_pairs
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores
 from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS, is_signed
@@ -104,16 +104,10 @@ def ranked_by(
     return [view.result() for view in views]
 
 
-def crossed(by_odd_B: FloatArray, by_even_B: FloatArray) -> FloatArray:
-    """Join two results: odd triples by the choice of the even ones, and the other way round."""
-    return np.where(odd(len(by_odd_B)), by_even_B, by_odd_B)
-
-
-def odd(count: int) -> BoolArray:
-    """Return which of so many queries, all heads and then all tails, are of every other triple; of one query
-    of each triple, which are of the one half.
-    """
-    return np.tile(np.arange(-(-count // 2)) % 2 == 1, 2)[:count]
+def odd_answers(queries: Queries, answers: IntArray) -> BoolArray:
+    """Return which of B queries with an answer each are in the odd half of all pairs of entities."""
+    odd_B: BoolArray = parts_of_pairs(queries.entity_B, answers) == 1
+    return odd_B
 
 
 def figures_of(reciprocal_B: FloatArray) -> dict[str, float]:
@@ -133,6 +127,7 @@ class ValidationSample:
     Attributes:
         names: of the S signals.
         scores_BCS: the first candidate is the answer.
+        answers: ``(B,)``.
         stands_BC: for how many entities a candidate stands: 1, more if it is known to be wrong, 0 where there
             is none; no candidate is there of a query whose answer is impossible.
         confident: by how much scores are divided in training, and weights multiplied here.
@@ -140,6 +135,7 @@ class ValidationSample:
 
     names: tuple[str, ...]
     queries: Queries
+    answers: IntArray
     scores_BCS: Floats
     stands_BC: Floats
     relations: int
@@ -160,13 +156,15 @@ class ValidationSample:
             tell(len(own), len(distinct))
         parts = [part for of_one in world.gathered(found) for part in of_one]
         confident = ranker.reader.settings.training.temperature
-        return cls.joined(names, task.queries, parts, len(ranker.context.relations), confident)
+        relations = len(ranker.context.relations)
+        return cls.joined(names, task.queries, task.answers, parts, relations, confident)
 
     @classmethod
     def joined(
         cls,
         names: Sequence[str],
         queries: Queries,
+        answers: IntArray,
         parts: Iterable[tuple[IntArray, Floats, Floats]],
         relations: int,
         confident: float = 1.0,
@@ -179,7 +177,7 @@ class ValidationSample:
         for at, scores_bCS, stands_bC in parts:
             scores_BCS[at, : stands_bC.shape[1]] = scores_bCS
             stands_BC[at, : stands_bC.shape[1]] = stands_bC
-        return cls(tuple(names), queries, scores_BCS, stands_BC, relations, confident)
+        return cls(tuple(names), queries, answers, scores_BCS, stands_BC, relations, confident)
 
     def summed(self, name: str, parts: Mixture) -> ValidationSample:
         """A copy with one signal more, the weighted sum of others."""
@@ -312,7 +310,7 @@ TEXT = ("likelihood", "vector")  # signals of the text model, which training wei
 
 
 class Folds(NamedTuple):
-    """Weights fitted on all triples, and on every other one, by which those between are measured."""
+    """Weights fitted on all triples, and on each half of them, by which the other half is measured."""
 
     whole: Mixture
     odd: Mixture
@@ -337,10 +335,10 @@ class Folds(NamedTuple):
         Those of the text are fitted without the others, which are then fitted beside their sum: so a run's
         text ranks as well alone as it can, whatever is beside it.
         """
-        count = len(sample.queries)
-        odd_B, every_B = odd(count), np.ones(count, np.bool_)
-        found = []
-        for of_B in (every_B, odd_B, ~odd_B) if count > 2 else 3 * (every_B,):
+        odd_B = odd_answers(sample.queries, sample.answers)
+        every_B, found = np.ones(len(odd_B), np.bool_), []
+        divided = odd_B.any() and not odd_B.all()
+        for of_B in (every_B, odd_B, ~odd_B) if divided else 3 * (every_B,):
             found.append(fitted_weights(sample, names, of_B, by_relation=by_relation))
             tell()
         return cls(*found)
@@ -447,7 +445,8 @@ def measured(
         tuple(dict.fromkeys(name for mixture in tried.values() for name in mixture.signals)),
     )
     by = {key: 1 / of.of_type("realistic") for key, of in zip(tried, ranks, strict=True)}
-    return {name: crossed(by[id(way.odd)], by[id(way.even)]) for name, way in ways.items()}
+    odd_B = odd_answers(task.queries, task.answers)
+    return {name: np.where(odd_B, by[id(way.even)], by[id(way.odd)]) for name, way in ways.items()}
 
 
 class Refit(NamedTuple):

@@ -485,3 +485,10 @@ def test_a_run_without_rules_says_which_signals_speak_for_a_triple(toy_run: Path
     table, _ = read_list(tmp_path / "new.csv")
     assert all(reason.startswith("mostly by ") for reason in table.column("because").to_pylist())
     kgmlm.export(tmp_path / "new.csv", tmp_path / "new.nt")
+
+
+def test_a_list_is_never_empty_by_default(toy_run: Path, tmp_path: Path) -> None:
+    every = completed(toy_run, tmp_path / "every")["listed"]
+    made = completed(toy_run, tmp_path / "new", min_probability=None)
+    assert 10 <= made["listed"] < every
+    assert completed(toy_run, tmp_path / "new", min_probability=0.99)["listed"] == 0

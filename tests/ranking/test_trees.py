@@ -25,7 +25,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
 from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, group_of
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_half
+from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.runs.folder import open_folder
 from kgmlm.signals.base import REJECTED
 from kgmlm.signals.kge import KGE
@@ -297,24 +297,25 @@ def test_trees_learn_what_no_signal_says(trained: Path, with_trees: Path) -> Non
 
 @pytest.mark.slow
 def test_trees_of_a_half_score_the_other_half(with_trees: Path) -> None:
+    """By pairs of the query's entity and the candidate, so that both questions of a triple are in a half."""
     run = open_folder(with_trees)
-    ranker = run.ranker("cpu")
-    queries, _ = run.graph.queries("valid")
-    odd_B = odd_half(queries)
-    assert 0.3 < odd_B.mean() < 0.7
-    trees = ranker.stages["trees"]
+    trees = run.ranker("cpu").stages["trees"]
     assert isinstance(trees, Trees)
-    halves = {half: replace(trees, forests={"whole": trees.forests[half]}) for half in FORESTS}
+    queries, answers = run.graph.queries("valid")
+    count = len(queries) // 2
+    ids_BK = np.concatenate([answers[:, None], np.random.default_rng(0).integers(0, 100, (2 * count, 9))], 1)
+    odd_BK = odd_pairs(queries, ids_BK)
+    assert 0.3 < odd_BK.mean() < 0.7
+    assert np.array_equal(odd_BK[:count, 0], odd_BK[count:, 0])
+    features = np.random.default_rng(1).normal(size=(*ids_BK.shape, len(trees.names))).astype(np.float32)
 
-    def ranked(stage: Trees) -> Any:
-        rows, scores = zip(*ranker.with_stage(stage).rank(queries), strict=True)
-        return np.concatenate([x.numpy() for x in scores])[np.argsort(np.concatenate(rows))]
+    def by(forest: str) -> Any:
+        return replace(trees, forests={"whole": trees.forests[forest]}).scores(queries, ids_BK, features)
 
-    unseen_BN = ranked(trees.of_unseen())
-    assert np.array_equal(unseen_BN[odd_B], ranked(halves["even"])[odd_B])
-    assert np.array_equal(unseen_BN[~odd_B], ranked(halves["odd"])[~odd_B])
-    assert np.array_equal(ranked(trees), ranked(halves["whole"]))
-    assert not np.array_equal(unseen_BN, ranked(trees))
+    unseen_BK = trees.of_unseen().scores(queries, ids_BK, features)
+    assert np.array_equal(unseen_BK, np.where(odd_BK, by("even"), by("odd")))
+    assert np.array_equal(trees.scores(queries, ids_BK, features), by("whole"))
+    assert not np.array_equal(by("even"), by("odd"))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from kgmlm.core.config import ScratchSettings
 from kgmlm.core.errors import ModelError
 from kgmlm.text.linearization import Linearization, Segment
 from kgmlm.text.tokenization import MaskedBatch, SpanTokenizer, load_tokenizer
-from kgmlm.text.torch_model import SpanModel, create_model, load_model
+from kgmlm.text.torch_model import SpanModel, bf16_fault, create_model, load_model
 
 
 def batch_of(tokenizer: SpanTokenizer) -> MaskedBatch:
@@ -199,3 +199,24 @@ def test_code_that_comes_with_a_model_is_not_run(
     tokenizer.write_text(json.dumps({"tokenizer_class": "Theirs", "auto_map": names}))
     with pytest.raises(ModelError, match="code of its own, which kgmlm does not run"):
         load_tokenizer(tmp_path)
+
+
+class Float16Alone(torch.nn.Module):
+    """A model with a constant that bf16 cannot hold, as DeBERTa's first version has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:
+        states = self.layer(torch.nn.functional.one_hot(input_ids, 4).float())
+        return (states.masked_fill(~attention_mask.bool()[..., None], torch.finfo(torch.float32).min),)
+
+
+def test_what_fails_in_bf16_is_said_and_changes_nothing(tiny_model: SpanModel) -> None:
+    before = torch.random.get_rng_state()
+    assert bf16_fault(tiny_model.mlm) == ""
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in tiny_model.parameters())
+    model = Float16Alone()
+    assert "overflow" in bf16_fault(model)

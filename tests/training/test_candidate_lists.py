@@ -14,7 +14,6 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import Floats
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.trees import odd_half
 from kgmlm.training import second_stages
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
 from kgmlm.training.weights import validation_task
@@ -69,14 +68,15 @@ def test_none_that_ties_with_the_next_is_read(ranker: Ranker, toy: KnowledgeGrap
 
 def test_weights_of_a_half_depend_on_that_half_alone(ranker: Ranker, toy: KnowledgeGraph) -> None:
     lists, asks = lists_of(ranker, toy)
-    odd_D = odd_half(lists.queries)
-    before = lists.weights_of(asks, odd_D)
+    odd_B = asks.odd_B
+    of_odd_D = np.isin(np.arange(len(lists.queries)), asks.list_B[odd_B])
+    before = lists.weights_of(asks, odd_B)
     for said_DK in lists.candidates.said.values():
-        said_DK[~odd_D] *= -1
-    after = lists.weights_of(asks, odd_D)
+        said_DK[~of_odd_D] *= -1
+    after = lists.weights_of(asks, odd_B)
     for name, table_R2 in before.tables.items():
         assert after.tables[name] == pytest.approx(table_R2)
-    by_odd, by_even = (lists.weighed(lists.weights_of(asks, of_D)) for of_D in (odd_D, ~odd_D))
+    by_odd, by_even = (lists.weighed(lists.weights_of(asks, of_B)) for of_B in (odd_B, ~odd_B))
     assert not np.allclose(by_odd.scores_DK, by_even.scores_DK)
     assert lists.weighed(lists.mixture).scores_DK == pytest.approx(lists.scores_DK)
 

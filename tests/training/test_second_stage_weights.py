@@ -15,7 +15,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
-from kgmlm.ranking.trees import odd_half
+from kgmlm.ranking.trees import odd_pairs
 from kgmlm.signals.base import REJECTED
 from kgmlm.training.candidate_lists import CandidateLists, read_lists
 from kgmlm.training.second_stages import choose_reranking
@@ -48,8 +48,7 @@ class Fickle(Oracle):
 
     def score(self, queries, ids_BK, batch_size=64, advance=lambda n: None):  # type: ignore[no-untyped-def]
         found = super().score(queries, ids_BK)  # type: ignore[no-untyped-call]
-        found[odd_half(queries)] *= -1
-        return found
+        return torch.where(torch.from_numpy(odd_pairs(queries, np.asarray(ids_BK))), -found, found)
 
 
 class Hint(Reranker):

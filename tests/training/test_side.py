@@ -16,9 +16,10 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import both_sides
 from kgmlm.runs.folder import open_folder
 from kgmlm.training.second_stages import tune as tune_all
-from kgmlm.training.weights import odd
+from kgmlm.training.weights import odd_answers
 
 
 @pytest.mark.parametrize("side", ["tail", "head"])
@@ -39,11 +40,15 @@ def test_a_side_has_the_ranks_that_it_has_among_both(toy_run: Path, side: str) -
     assert sum(part.get("count", 0) for name, part in position.items() if name != "any") == len(of_one)
 
 
-def test_halves_share_no_query() -> None:
-    for count in range(9):
-        assert len(odd(count)) == count
-        assert abs(int(odd(count).sum()) - count / 2) <= 1
-    assert odd(6).tolist() == [False, True, False, False, True, False]
+def test_halves_share_no_pair(toy: KnowledgeGraph) -> None:
+    triples = np.concatenate([toy.all_triples, toy.all_triples[:, [2, 1, 0]]])  # turned, too
+    queries, answers = both_sides(triples)
+    odd_B = odd_answers(queries, answers)
+    pairs = np.sort(np.stack([queries.entity_B, answers], 1), 1)
+    for half in (odd_B, ~odd_B):
+        assert 0.3 < half.mean() < 0.7
+    assert not {*map(tuple, pairs[odd_B].tolist())} & {*map(tuple, pairs[~odd_B].tolist())}
+    assert np.array_equal(odd_B[: len(triples)], odd_B[len(triples) :]), "both questions of a triple"
 
 
 @pytest.mark.parametrize("side", ["tail", "head"])

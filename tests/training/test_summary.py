@@ -96,7 +96,7 @@ def test_a_graph_without_validation_has_some_held_out(
     given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": heard}
     run = kgmlm.train(alone, "scratch", tmp_path / "run", **given)
     held = len(run.graph.splits["valid"])
-    assert held == round(0.1 * len(toy.splits["train"]))
+    assert held == round(0.25 * len(toy.splits["train"])), "of a small graph more than a tenth"
     assert (
         f"no validation triples: {held:,} of {len(alone.splits['train']):,} training triples" in heard.told[1]
     )
@@ -126,3 +126,34 @@ def test_probabilities_are_left_out_where_asked_and_fitted_when_resumed(
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=run.path, resume=True, progress=False)
     assert file.stat().st_mtime_ns == made
+
+
+def test_held_out_triples_of_a_small_graph_are_given_back_to_answers_alone(
+    toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # there are few
+    alone = replace(toy, splits={"train": toy.splits["train"]})
+    small = {key: value for key, value in TINY.items() if key != "preset"}
+    given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": False}
+    run = kgmlm.train(alone, "scratch", tmp_path / "run", **given)
+    assert run.folder.record["given_back"] is True
+    own, answers = run.graph, run.predictor.graph
+    held = own.labeled(own.triples("valid"))
+    assert not set(held) & set(own.labeled(own.triples("train")))
+    assert set(held) <= set(answers.labeled(answers.triples("train")))
+    assert run.predictor.ranker.context.train.shape == answers.triples("train").shape
+    before = open_folder(run.path).tuned
+    report = kgmlm.evaluate(run.path, split="valid", progress=False).metrics["both.realistic.count"]
+    assert report == 2 * len(held), "what is measured on them asks them"
+    kgmlm.tune(run.path, progress=False)
+    after = open_folder(run.path).tuned
+    for name, table in before.mixture.tables.items():
+        assert after.mixture.tables[name] == pytest.approx(table, rel=1e-3), "weights are fitted without them"
+    listed = kgmlm.complete(run.path, tmp_path / "new.parquet", progress=False)
+    assert not {tuple(row[end] for end in ("head", "relation", "tail")) for row in listed["best"]} & set(held)
+
+
+def test_validation_of_files_is_never_given_back(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    run = kgmlm.train(toy, "scratch", tmp_path / "run", **{**TINY, "epochs": 1, "progress": False})
+    assert not run.folder.record.get("given_back")
+    assert len(run.predictor.graph.triples("train")) == len(toy.triples("train"))

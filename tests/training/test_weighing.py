@@ -33,7 +33,8 @@ def simulated(weights: list[list[float]], count: int = 3000, seed: int = 0) -> V
     queries = Queries(np.zeros(count, np.int64), relation_B, np.ones(count, np.bool_))
     names = ("likelihood", "vector", "kge")[: len(weights[0])]
     stands_BC = np.ones((count, 20), np.float32)
-    return ValidationSample(names, queries, scores_BCS.astype(np.float32), stands_BC, len(weights) + 1, 0.25)
+    scores = scores_BCS.astype(np.float32)
+    return ValidationSample(names, queries, rows + 1, scores, stands_BC, len(weights) + 1, 0.25)
 
 
 def everything(sample: ValidationSample) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import (
     KGESettings,
     Protocol,
@@ -19,6 +20,7 @@ from kgmlm.core.config import (
 from kgmlm.core.errors import ConfigError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.signals.base import Pool
@@ -84,11 +86,23 @@ def oracle(graph: KnowledgeGraph, split: str, relations: list[int]) -> KGE:
     return Oracle(torch.zeros(0, 2), torch.zeros(0, 2), torch.zeros(0), np.zeros(0, np.int64))
 
 
+def alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deal triples to halves in turn."""
+
+    def in_turn(queries: Queries, answers: IntArray) -> BoolArray:
+        odd_B: BoolArray = np.arange(len(answers)) % 2 == 1
+        return odd_B
+
+    monkeypatch.setattr("kgmlm.training.weights.odd_answers", in_turn)
+    monkeypatch.setattr("kgmlm.training.candidate_lists.odd_answers", in_turn)
+
+
 def test_a_relation_gets_the_weight_that_validation_asks_for(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing draws weights to those of all: the toy graph has few queries per relation."""
     monkeypatch.setattr("kgmlm.training.weights.SHRINKAGE", 0.01)
+    alternate(monkeypatch)
     twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
     toy = replace(toy, splits={**toy.splits, "valid": twice})
     asked = np.unique(toy.splits["valid"][:, 1]).tolist()
@@ -155,8 +169,9 @@ def test_no_triple_is_measured_by_weights_that_were_fitted_on_it(
 
 
 def test_all_is_tuned_in_turn_and_nothing_is_changed(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alternate(monkeypatch)
     relations = np.unique(toy.splits["valid"][:, 1]).tolist()
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(oracle(toy, "valid", relations))
     small = {"reranking": RerankingSettings(candidates=5, max_length=8), "text": TextSettings(max_length=40)}
