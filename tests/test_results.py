@@ -114,12 +114,6 @@ def test_ranks_are_small() -> None:
     assert sum(path.stat().st_size for path in RANKS) < 20e6
 
 
-def test_the_records_are_short() -> None:
-    texts = [p for p in EVAL.rglob("*") if p.is_file() and p.suffix not in (".parquet", ".pyc")]
-    assert sum(len(p.read_text("utf-8").splitlines()) for p in texts) < 10_000
-    assert len((EVAL / "README.md").read_text("utf-8").splitlines()) <= 150
-
-
 def parse(command: str) -> None:
     """Have today's command line read a command, without running it; its settings, too."""
     words = shlex.split(command)[1:]

@@ -179,6 +179,12 @@ WANTED: Options = {
     "nodes": option(
         list[Path] | None, None, "Of a table of edges: its table of nodes, for names, types and descriptions."
     ),
+    "node_columns": option(
+        str | None,
+        None,
+        "Of --nodes: its columns of label, name, types, description and aliases, such as "
+        "id,name,category,description; known names (id, name, category, ...) need not be given.",
+    ),
     "encoding": option(str | None, None, "Of tables, such as cp1252; by default UTF-8."),
     "context": option(
         Path | None, None, "Of JSON-LD: a file with the context that it names by an address; none is fetched."
@@ -239,14 +245,6 @@ def data_import(
             help="Of a table's columns; by default a comma in .csv, else a tab.", show_default=False
         ),
     ] = None,
-    node_columns: Annotated[
-        str | None,
-        typer.Option(
-            help="Of --nodes: its columns of label, name, types, description and aliases, such as "
-            "id,name,category,description; known names (id, name, category, ...) need not be given.",
-            show_default=False,
-        ),
-    ] = None,
     query: Annotated[
         Path | None,
         typer.Option(
@@ -270,6 +268,8 @@ def data_import(
     from kgmlm.core.progress import Bars
     from kgmlm.importing.import_graph import import_graph
 
+    if wanted["node_columns"]:
+        wanted["node_columns"] = wanted["node_columns"].split(",")
     report = import_graph(
         [Path("/dev/stdin") if str(path) == "-" else path for path in files],
         output,
@@ -281,7 +281,6 @@ def data_import(
         seed=seed,
         columns=None if columns is None else columns.split(","),
         separator=separator,
-        node_columns=() if node_columns is None else node_columns.split(","),
         query=None if query is None else read_bytes(query).decode("utf-8", "replace"),
         progress=Bars(quiet),
     )

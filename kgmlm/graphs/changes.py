@@ -17,7 +17,7 @@ from kgmlm.graphs.names import ExactResolver
 from kgmlm.graphs.queries import FilterIndex, distinct_triples, triple_keys
 
 Place = Literal["train", "valid", "test", "false", "none"]
-PLACES: tuple[Place, ...] = get_args(Place)
+_PLACES: tuple[Place, ...] = get_args(Place)
 
 
 class Alike(NamedTuple):
@@ -125,7 +125,7 @@ def changed(
     back = _restored(grown, restore or {})
     added = np.concatenate([added, back["train"]])
     wrong = distinct_triples(np.concatenate([wrong, back["false"]]))
-    elsewhere = np.concatenate([back[place] for place in PLACES if place != "train"])
+    elsewhere = np.concatenate([back[place] for place in _PLACES if place != "train"])
     gone = distinct_triples(
         np.concatenate([gone, *(rows[_in_training(grown, rows)] for rows in (wrong, elsewhere))])
     )
@@ -146,7 +146,7 @@ def changed(
     whole_train = np.concatenate([train["train"], added])
     if not len(whole_train):
         raise DataError(f"no training triple of '{graph.name}' would be left")
-    unjudged = np.concatenate([back[place] for place in PLACES if place != "false"])
+    unjudged = np.concatenate([back[place] for place in _PLACES if place != "false"])
     negatives, _ = _without(grown, grown.negatives, np.concatenate([true, unjudged]))
     before_false = distinct_triples(negatives.get("train", added[:0]))
     all_false = distinct_triples(np.concatenate([before_false, wrong]))
@@ -177,7 +177,7 @@ def _some(given: GivenTriples, rows: Sequence[tuple[str, str, str]]) -> GivenTri
 def place_of(graph: KnowledgeGraph, triple: tuple[int, int, int]) -> Place:
     """Where a graph has a triple: in a split, among the false ones of training, or nowhere."""
     row = np.array([triple], np.int64)
-    for place in PLACES:
+    for place in _PLACES:
         if place in graph.splits and FilterIndex(graph.splits[place], len(graph.entities)).has(row)[0]:
             return place
     known = graph.negatives.get("train", row[:0])
@@ -186,7 +186,7 @@ def place_of(graph: KnowledgeGraph, triple: tuple[int, int, int]) -> Place:
 
 def _restored(graph: KnowledgeGraph, restore: Mapping[tuple[str, str, str], Place]) -> dict[Place, IntArray]:
     """The ids of triples by the place to which they go back."""
-    rows: dict[Place, list[tuple[int, int, int]]] = {place: [] for place in PLACES}
+    rows: dict[Place, list[tuple[int, int, int]]] = {place: [] for place in _PLACES}
     for (head, relation, tail), place in restore.items():
         h, t = graph.entities.find(head), graph.entities.find(tail)
         assert h is not None
