@@ -65,9 +65,10 @@ def data_check(
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
 
     Examples are listed of what is odd: five, or up to a hundred with --json.
-    Exit code 2 when the counts differ from the card's.
+    Exit code 2 when the counts of a built-in dataset differ from its card's.
     """
     from kgmlm.data import check as job
+    from kgmlm.graphs.cards import card_names
 
     found = job(dataset, model=model, skip_header=skip_header, weighted=weighted)
     if as_json:
@@ -77,7 +78,9 @@ def data_check(
         print_lines(found.lines(), indent="  ")
     if found.mismatches:
         wrong = ", ".join(f"{k} {v['found']} instead of {v['card']}" for k, v in found.mismatches.items())
-        fail(f"{dataset} differs from its card: {wrong}")
+        if dataset in card_names():
+            fail(f"{dataset} differs from its card: {wrong}")
+        tell(f"{dataset} has changed since its card was written: {wrong}")
 
 
 @data_app.command("show")

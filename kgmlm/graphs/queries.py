@@ -239,7 +239,7 @@ def parts_of_pairs(heads: IntArray, tails: IntArray, parts: int = 2) -> IntArray
     What is fitted to one part of the validation triples is measured on the others. Both questions of a
     triple, and all triples of a pair, are in one part, so that nothing learned of a pair is measured on it.
 
-    >>> parts_of_pairs(np.array([3, 8, 3]), np.array([8, 3, 9])).tolist()
+    >>> parts_of_pairs(np.array([1, 2, 4]), np.array([2, 1, 5])).tolist()
     [1, 1, 0]
     """
     low, high = (np.asarray(of(heads, tails)).astype(np.uint64) for of in (np.minimum, np.maximum))

@@ -39,12 +39,11 @@ def split_random(
             training triples.
     """
     shares = {"valid": valid, "test": test}
-    missing = [split for split in shares if not len(graph.splits.get(split, ()))]
-    wanted = {s: 0.1 if share is None else share for s, share in shares.items() if s in missing}
+    wanted = {s: 0.1 if share is None else share for s, share in shares.items() if s not in graph.splits}
     if not wanted:
         raise DataError(f"'{graph.name}' has all of train, valid and test already")
     for split, share in shares.items():
-        if split not in missing and share is not None:
+        if split in graph.splits and share is not None:
             raise DataError(f"'{graph.name}' has a {split} split already; leave out --{split}")
     if not (min(wanted.values()) > 0 and sum(wanted.values()) < 1):  # no share is NaN either
         raise DataError("the shares must be above 0 and leave something to train on")

@@ -167,6 +167,7 @@ FORMATS: dict[str, Callable[[pa.Table, TextIO, str], None]] = {
 }
 SUFFIXES = {
     ".nt": "ntriples",
+    ".ttl": "ntriples",  # which is Turtle, too
     ".trig": "trig",
     ".csv": "csv",
     ".tsv": "tsv",

@@ -103,7 +103,7 @@ def summary(figures: Mapping[str, Mapping[str, float]], triples: int, counting: 
 
 
 def following(run: RunFolder) -> list[str]:
-    """Two commands that come next, about the first validation triple."""
+    """Commands that come next, about the first validation triple."""
     path, graph = shlex.quote(str(run.path)), run.graph
     find, (h, r, _) = Resolver(graph), graph.splits["valid"][0].tolist()
 
@@ -119,5 +119,6 @@ def following(run: RunFolder) -> list[str]:
     more = "" if graph.has("test") else " --split valid"
     return [
         f"next: kgmlm rank {path} --head {head} --relation {asked} --explain",
+        f"      kgmlm complete {path} --output new.csv --explain",
         f"      kgmlm evaluate {path}{more}",
     ]

@@ -249,7 +249,7 @@ def test_by_the_command_line(films: Driver, address: str, tmp_path: Path, cli: C
     new = listed(tmp_path, (tail, relation, head, 0.5))
     made = cli("export", new, "--output", address)
     assert made.returncode == 0, made.stderr
-    assert "1 triples as neo4j" in made.stdout
+    assert "1 triple as neo4j" in made.stdout
     assert any(row[3] == 0.5 for row in relationships(films))
     nobody = listed(tmp_path, ("a", "b", "c", 0.5))
     refused(cli("export", nobody, "--output", address), "has none of the nodes")

@@ -326,7 +326,9 @@ def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Pa
     assert {fact["relation"] for fact in some["facts"]} == {relation}
     suggested = kgmlm.suggest(run, len(judged), progress=False)
     assert suggested["tail"].tolist() == [fact["tail"] for fact in judged]
-    assert len(judged) == len(telling) - 1, "what is judged is not asked again"
+    asked_again = [{end: fact[end] for end in ("head", "relation", "tail")} for fact in judged]
+    assert first not in asked_again, "what is judged is not asked again"
+    assert len(judged) == min(100, len(telling))
     assert len(some["facts"]) == some["total"] == found["relations"][0]["facts"]
     kept = (run / FILE).stat().st_mtime_ns
     assert not [path for path in run.iterdir() if path.name.startswith(f"{FILE}.")], "no parts are left"

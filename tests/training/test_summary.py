@@ -75,7 +75,8 @@ def test_counting_goes_by_training_alone(toy: KnowledgeGraph) -> None:
 
 def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:
     run = open_folder(toy_run)
-    rank, evaluating = following(run)
+    rank, completing, evaluating = following(run)
+    assert shlex.split(completing)[:3] == ["kgmlm", "complete", str(run.path)]
     words = shlex.split(rank)
     assert words[:3] == ["next:", "kgmlm", "rank"]
     entity = words[words.index("--head") + 1]
@@ -84,7 +85,7 @@ def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:
     assert entity in (graph.entities[h].surface, graph.entities[h].label)
     assert shlex.split(evaluating)[:3] == ["kgmlm", "evaluate", str(run.path)]
     vars(run)["graph"] = replace(graph, splits={k: v for k, v in graph.splits.items() if k != "test"})
-    assert following(run)[1].endswith("--split valid")
+    assert following(run)[-1].endswith("--split valid")
 
 
 def test_a_graph_without_validation_has_some_held_out(
@@ -102,7 +103,7 @@ def test_a_graph_without_validation_has_some_held_out(
     )
     assert open_folder(run.path).lists, "probabilities are fitted"
     assert any(line.startswith(f"validation MRR of {held:,} triples") for line in heard.told)
-    assert heard.told[-2].startswith(f"next: kgmlm rank {run.path} --head ")
+    assert heard.told[-3].startswith(f"next: kgmlm rank {run.path} --head ")
     bare = kgmlm.train(alone, "scratch", tmp_path / "bare", **given, holdout=False)
     assert not bare.graph.has("valid")
     assert bare.folder.record["recipe"]["stages"] == ["text"]

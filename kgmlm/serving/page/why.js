@@ -213,7 +213,8 @@ function two(first, second, found) {
   const pairs = lead(first, second, found);
   const total = sum(pairs);
   const [better, worse] = total >= 0 ? [first, second] : [second, first];
-  const strongest = [...pairs].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))[0];
+  // Of what speaks for the better one: others may speak louder against it.
+  const strongest = pairs.filter(([, value]) => value * total > 0).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))[0];
   const side = (answer) =>
     el(
       "div",
