@@ -253,10 +253,10 @@ def readme_table() -> str:
     head = ["ranks by", *(x for name in BIG for x in (f"{name} MRR", "Hits@10", "record"))]
     note = (
         "\\* Measured with the rule that a query's own entity is no answer; the other records are older.\n"
-        "Weights, trees and probabilities are fitted on validation. Linked pairs make use of how a benchmark was\n"
-        "split: of FB15k-237 cut at random instead, weights fitted to its own validation lose .163 (.4165 to\n"
-        ".2537), weights fitted to random triples gain .009, which is what a graph of yours gets; trees gain .007\n"
-        "to .011 either way ([signals](docs/signals.md#linked-pairs))."
+        "Weights, trees and probabilities are fitted on validation. Linked pairs make use of how a benchmark "
+        "was\nsplit: of FB15k-237 cut at random instead, weights fitted to its own validation lose .163 (.4165 "
+        "to\n.2537), weights fitted to random triples gain .009, which is what a graph of yours gets; trees "
+        "gain .007\nto .011 either way ([signals](docs/signals.md#linked-pairs))."
     )
     return markdown(head, ([label, *cells] for label, cells in rows.items())) + f"\n\n{note}"
 
