@@ -254,9 +254,9 @@ def readme_table() -> str:
     note = (
         "\\* Measured with the rule that a query's own entity is no answer; the other records are older.\n"
         "Weights, trees and probabilities are fitted on validation. Linked pairs make use of how a benchmark "
-        "was\nsplit: of FB15k-237 cut at random instead, weights fitted to its own validation lose .163 (.4165 "
-        "to\n.2537), weights fitted to random triples gain .009, which is what a graph of yours gets; trees "
-        "gain .007\nto .011 either way ([signals](docs/signals.md#linked-pairs))."
+        "was\nsplit: of FB15k-237 cut at random instead, weights fitted to its own validation lose .163 "
+        "(.4165 to\n.2537), weights fitted to random triples gain .009, which is what a graph of yours gets; "
+        "trees gain .007\nto .011 either way ([signals](docs/signals.md#linked-pairs))."
     )
     return markdown(head, ([label, *cells] for label, cells in rows.items())) + f"\n\n{note}"
 

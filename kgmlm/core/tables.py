@@ -551,7 +551,12 @@ def read_labels(path: Path, names: Collection[str]) -> list[str] | None:
     if path.suffix == ".parquet":
         return None
     lines = list(parse_lines(files.read_bytes(path), str(path), separator_of(path)))
-    if not lines or lines[0][1][0] in names or any(len(fields) != 1 for _, fields in lines):
+    header = {*names, "entity", "entities", "relation", "id", "uri", "iri", "node"}
+    if (
+        not lines
+        or lines[0][1][0].strip().casefold() in header
+        or any(len(fields) != 1 for _, fields in lines)
+    ):
         return None
     first: dict[str, int] = {}
     for number, (label,) in lines:

@@ -113,13 +113,14 @@ def changed(
         if given is not None and given.true is not None:
             raise DataError(f"triples {what} have no column 'label'; leave it out")
     # 1) What is added: entities, relations and triples that are new get ids.
-    true_rows, false_rows = triples.divided()
+    true_given, false_given = triples.divided()
     grown = graph if entities is None else graph.extended(entities)
-    grown, added, alike = _resolved(grown, _some(triples, true_rows), match_names)
+    of_table = () if entities is None else _alike_labels(graph, entities)
+    grown, added, alike = _resolved(grown, true_given, match_names)
     # 2) What leaves training, or is false.
     gone, missing = _removed(graph, remove or GivenTriples(()), match_names)
     wrong = _known(grown, false or GivenTriples(()), match_names)
-    labeled_false = _known(grown, _some(triples, false_rows), match_names)
+    labeled_false = _known(grown, false_given, match_names)
     wrong = distinct_triples(np.concatenate([wrong, labeled_false]))
     # 3) What goes back to where it was.
     back = _restored(grown, restore or {})
@@ -163,15 +164,27 @@ def changed(
     further = len(all_false) - len(before_false)
     restored = sum(map(len, back.values()))
     return Change(
-        whole, *new, added, gone, int(known_n.sum()), missing, moved, further, sure, alike, restored
+        whole,
+        *new,
+        added,
+        gone,
+        int(known_n.sum()),
+        missing,
+        moved,
+        further,
+        sure,
+        (*of_table, *alike),
+        restored,
     )
 
 
-def _some(given: GivenTriples, rows: Sequence[tuple[str, str, str]]) -> GivenTriples:
-    """Some of the triples that were given; only all of a file have the numbers of their lines."""
-    if len(rows) == len(given.rows):
-        return given
-    return given._replace(rows=rows, where="triple ", start=1, true=None)
+def _alike_labels(graph: KnowledgeGraph, entities: EntityTable) -> Iterator[Alike]:
+    """Yield the labels of a table of new entities that are nearly alike to known ones."""
+    labels = entities.column("label")
+    resolver = ExactResolver(graph, labels, ())
+    for label in labels:
+        for i in resolver.alike_entities.get(label, ()):
+            yield Alike("entity", label, graph.entities[i].label)
 
 
 def place_of(graph: KnowledgeGraph, triple: tuple[int, int, int]) -> Place:

@@ -63,6 +63,7 @@ class GivenTriples(NamedTuple):
         start: the number of the first.
         true: ``(n,)`` which of them are true, where a column ``label`` says so; None where all are.
         unread: the columns that are not read.
+        numbers: of each row, where they do not follow one another.
     """
 
     rows: Sequence[tuple[str, str, str]]
@@ -70,6 +71,7 @@ class GivenTriples(NamedTuple):
     start: int = 1
     true: BoolArray | None = None
     unread: Sequence[str] = ()
+    numbers: Sequence[int] | None = None
 
     @classmethod
     def of(cls, triples: Triples | str | Path, *, skip_header: bool = False) -> GivenTriples:
@@ -97,15 +99,21 @@ class GivenTriples(NamedTuple):
 
     def numbered(self) -> Iterator[tuple[str, tuple[str, str, str]]]:
         """Yield each triple with its place, as errors name it."""
-        for number, row in enumerate(self.rows, self.start):
+        numbers = self.numbers or range(self.start, self.start + len(self.rows))
+        for number, row in zip(numbers, self.rows, strict=True):
             yield f"{self.where}{number}", row
 
-    def divided(self) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    def divided(self) -> tuple[GivenTriples, GivenTriples]:
         """The triples that are true, and those that are false."""
         if self.true is None:
-            return list(self.rows), []
-        both = list(zip(self.rows, self.true.tolist(), strict=True))
-        return [row for row, true in both if true], [row for row, true in both if not true]
+            return self, self._replace(rows=())
+        return self._some(self.true), self._some(~self.true)
+
+    def _some(self, of_n: BoolArray) -> GivenTriples:
+        """Some of the triples, with their numbers."""
+        at = np.flatnonzero(of_n).tolist()
+        numbers = [self.start + n for n in at]
+        return self._replace(rows=[self.rows[n] for n in at], true=None, numbers=numbers)
 
     def unread_notes(self) -> Iterator[str]:
         """Yield a sentence on the columns that are not read, if there are any."""
@@ -126,6 +134,8 @@ def _further_columns(triples: Any) -> tuple[BoolArray | None, list[str]]:
     if not set(ENDS) <= set(columns):
         return None, []
     unread = [name for name in columns if name not in (*ENDS, LABEL)]
+    if columns.count(LABEL) > 1:
+        raise DataError(f"the column '{LABEL}' of the triples is there twice; keep one")
     if LABEL not in columns:
         return None, unread
     labels = [_label_of_truth(value) for value in triples[triples.columns[columns.index(LABEL)]]]

@@ -138,9 +138,9 @@ class KnowledgeGraph:
                 raise DataError(f"triple {empty} of {split} has an empty label")
             true, false = given.divided()
             if given.rows:
-                splits[split] = true
-            if false:
-                negatives[split] = false
+                splits[split] = true.rows
+            if false.rows:
+                negatives[split] = false.rows
             unread |= dict.fromkeys((f"the column '{column}' of {split}" for column in given.unread), "")
         if entities is not None and (names is not None or descriptions is not None):
             raise DataError("give either a table of entities, or names and descriptions")

@@ -30,7 +30,6 @@ from kgmlm.importing.vocabulary import language_of
 
 _BLOCK = 2**24  # bytes that are read at one time
 _ROWS = 10_000  # rows of JSON that are Python objects at one time
-_SPANNED = 3  # line breaks in a cell from which on a quote seems to be missing
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 
 
@@ -106,6 +105,18 @@ class Edges(NamedTuple):
 # --- rows of files ------------------------------------------------------------------------------------------
 
 
+def _suffix(path: Path) -> str:
+    """The suffix of a file, packed or not."""
+    suffixes = [suffix.casefold() for suffix in path.suffixes]
+    packed = suffixes[-1:] and suffixes[-1] in (".gz", ".bz2", ".xz", ".zst", ".zip")
+    return (suffixes[-2:-1] if packed else suffixes[-1:] or [""])[0] if suffixes[bool(packed) :] else ""
+
+
+def is_json(path: Path) -> bool:
+    """Return whether a file is JSON by its name."""
+    return _suffix(path) in JSON_SUFFIXES
+
+
 def _batches(
     path: Path, given: EdgeFiles, columns: Sequence[str] | None, separator: str | None, edges: Edges
 ) -> Iterator[pa.Table]:
@@ -120,7 +131,7 @@ def _batches(
     Raises:
         DataError: naming the file, when it cannot be read or lacks a column.
     """
-    suffix = path.suffix.casefold()
+    suffix = _suffix(path)
     if suffix == ".parquet":
         yield _parquet(path, columns)
     elif suffix in JSON_SUFFIXES:
@@ -131,8 +142,11 @@ def _batches(
         yield from _text(path, given, columns, separator, edges)
 
 
-def _check_columns(path: Path, there: Sequence[str], columns: Sequence[str] | None) -> None:
+def _check_columns(path: Path, there: Sequence[str], columns: Sequence[str] | None, whole: str = "") -> None:
     """Refuse a file that lacks a column, or has it twice.
+
+    Args:
+        whole: the first line.
 
     Raises:
         DataError: naming the file.
@@ -141,7 +155,9 @@ def _check_columns(path: Path, there: Sequence[str], columns: Sequence[str] | No
         if column not in there:
             numbered = columns is not None and all(x.isdecimal() for x in columns)
             has = f"{len(there)} columns" if numbered else f"the columns {', '.join(there)}"
-            raise DataError(f"{path} has no column '{column}', but {has}")
+            other = next((x for x in ";|\t," if len(there) == 1 and x in (whole or there[0])), "")
+            hint = f"; --separator '{other}' divides them" if other else ""
+            raise DataError(f"{path} has no column '{column}', but {has}{hint}")
         if there.count(column) > 1:
             raise DataError(f"{path}: the column '{column}' is there twice; keep one")
 
@@ -158,16 +174,22 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
         table = _numbered(files.read_parquet(path), columns)
         _check_columns(path, table.column_names, columns)
-        wanted = [
-            name for name in table.column_names if columns is None or name in columns or _is_text(table[name])
-        ]
-        return pa.table({x: pc.fill_null(table[x].cast(pa.string()), "") for x in dict.fromkeys(wanted)})
+        wanted = [name for name in table.column_names if name in (columns or ()) or _is_text(table[name])]
+        return pa.table({x: pc.fill_null(_as_text(table[x]), "") for x in dict.fromkeys(wanted)})
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
 
 
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as text; the items of lists with bars between."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return pc.binary_join(column.cast(pa.list_(pa.string())), "|")
+    return column.cast(pa.string())
+
+
 def _is_text(column: pa.ChunkedArray) -> bool:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    nested = pa.types.is_dictionary(column.type) or pa.types.is_list(column.type)
+    kind = column.type.value_type if nested or pa.types.is_large_list(column.type) else column.type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
@@ -196,7 +218,8 @@ def _json(path: Path, given: EdgeFiles, columns: Sequence[str] | None) -> Iterat
     """The rows of JSON lines, or of one JSON array, of objects."""
     rows = _json_rows(path, given)
     while batch := list(islice(rows, _ROWS)):
-        wanted = list(columns or dict.fromkeys(key for _, row in batch for key in row))
+        every = dict.fromkeys(key for _, row in batch for key in row)
+        wanted = list(columns or (x for x in every if not any(_is_nested(row.get(x)) for _, row in batch)))
         for number, row in batch:
             for column in wanted:
                 if columns is not None and column not in row:
@@ -205,12 +228,26 @@ def _json(path: Path, given: EdgeFiles, columns: Sequence[str] | None) -> Iterat
             [*wanted, *(key for _, row in batch for key, x in row.items() if type(x) is str)]
         )
         yield pa.table(
-            {key: pa.array([_cell(path, n, row.get(key)) for n, row in batch], pa.string()) for key in keys}
+            {
+                key: pa.array(
+                    [_cell(path, n, row.get(key), columns is None) for n, row in batch], pa.string()
+                )
+                for key in keys
+            }
         )
 
 
-def _cell(path: Path, number: int, value: Any) -> str:
-    """A value of JSON as a cell of a table."""
+def _is_nested(value: Any) -> bool:
+    """Return whether a value of JSON is more than a cell, or a list of them, can hold."""
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
+    )
+
+
+def _cell(path: Path, number: int, value: Any, lists: bool) -> str:
+    """A value of JSON as a cell of a table; where there may be lists, their items with bars between."""
+    if lists and isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
+        return "|".join(_cell(path, number, item, lists) for item in value)
     if isinstance(value, dict | list):
         raise DataError(f"{path}:{number}: {json.dumps(value)[:60]} is no text or number")
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
@@ -273,10 +310,10 @@ def _text(
         if quoted and separator == "\t":
             first = next(csv.reader([line], delimiter="\t"), [])
         names = [str(i) for i in range(1, len(first) + 1)] if numbered else [name.strip() for name in first]
-        _check_columns(path, names, columns)
+        _check_columns(path, names, columns, line)
         if numbered and columns is not None:
             named = header_columns([first[int(x) - 1] for x in columns])
-            if named == [0, 1, 2]:
+            if named is not None:
                 raise DataError(
                     f"{path}: the first line names its columns; --columns takes these names: "
                     f"{','.join(first[int(x) - 1].strip() for x in columns)}"
@@ -288,7 +325,7 @@ def _text(
         converting = arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(unique, pa.string()), include_columns=unique, strings_can_be_null=False
         )
-        for block in _blocks(file, quoted, f"{line}\n".encode() if numbered else b""):
+        for block in _named_errors(path, _blocks(file, quoted, f"{line}\n".encode() if numbered else b"")):
             # Arrow's own reader of streams has threads, which may outlive the program's end and abort it.
             reading = arrow_csv.ReadOptions(use_threads=False, column_names=unique, block_size=len(block) + 1)
             try:
@@ -299,19 +336,27 @@ def _text(
                     why = "it is not UTF-8; --encoding says what it is (of Windows often cp1252)"
                 raise DataError(f"{path} cannot be read: {why}") from None
             if quoted and b'"' in block:
-                _check_quotes(path, rows)
+                _check_quotes(path, rows, separator, columns)
             yield rows
 
 
-def _check_quotes(path: Path, rows: pa.Table) -> None:
-    """Refuse cells of many lines: a quote that nothing closes has taken other rows into them."""
-    for name in rows.column_names:
-        breaks = pc.count_substring(rows[name], "\n")
-        if (pc.max(breaks).as_py() or 0) > _SPANNED:
-            cell = rows[name][pc.index(pc.greater(breaks, _SPANNED), True).as_py()].as_py()
-            raise DataError(
-                f"{path}: a cell of '{name}' has many lines: is a quote missing in '{cell[:60]}'?"
-            )
+def _named_errors(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Blocks of a file, whose errors name it."""
+    try:
+        yield from blocks
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _check_quotes(path: Path, rows: pa.Table, separator: str, columns: Sequence[str] | None) -> None:
+    """Refuse cells that have taken other rows into them: a quote that nothing closes begins them."""
+    for name in columns or rows.column_names:
+        several = rows[name].filter(pc.match_substring(rows[name], "\n"))
+        for cell in several.to_pylist():
+            if any(line.count(separator) >= len(rows.column_names) - 1 > 0 for line in cell.split("\n")[1:]):
+                raise DataError(
+                    f"{path}: is a quote missing? A cell of '{name}' has rows in it: '{cell[:60]}'"
+                )
 
 
 def _first_line(
@@ -324,6 +369,8 @@ def _first_line(
     for raw in iter(file.readline, b""):
         try:
             line = raw.decode("utf-8-sig").rstrip("\r\n")
+            if "\r" in line:
+                raise DataError(f"{path}: its lines end in carriage returns alone; save it with line feeds")
         except UnicodeDecodeError:
             raise DataError(
                 f"{path} cannot be read: it is not UTF-8; --encoding says what it is, such as cp1252"
@@ -360,6 +407,9 @@ def _blocks(file: IO[bytes], quoted: bool, left: bytes = b"") -> Iterator[bytes]
         if end:
             yield left[:end]
             left = left[end:]
+    if quoted and left.count(b'"') % 2:
+        begun = left[left.rfind(b'"') :][:60].decode("utf-8", "replace").splitlines()[0]
+        raise DataError(f"a quote is not closed: {begun}")
     if left.strip():
         yield left
 
@@ -383,7 +433,7 @@ def table(given: EdgeFiles) -> Edges:
                 _texts_beside(edges, rows, given.columns)
             edges.add(head, relation, tail)
     for path in given.nodes.paths:
-        for rows in _batches(path, given, None, given.separator, edges):
+        for rows in _batches(path, given, None, None, edges):
             _add_nodes(edges, path, rows, given.nodes.columns, given.languages)
     return edges
 
@@ -403,7 +453,8 @@ def _texts_beside(edges: Edges, rows: pa.Table, columns: Sequence[str]) -> None:
         edges.name(edges.tidy(rows[relation]), edges.tidy(rows[beside]), texts.relations)
 
 
-_LITERAL = "^(\"|'|[!^@]|[+-]?[0-9.]+[^0-9a-zA-Z]*$)"  # how KGTK writes texts, truths, dates, places, numbers
+# How KGTK writes texts, dates, places, numbers (with units), truths.
+_LITERAL = r"""^(["'!^@]|[+-]?[0-9.]+([^0-9a-zA-Z]*|Q[0-9]+|[a-z]+)$|(True|False)$)"""
 
 
 def _without_literals(
@@ -446,7 +497,7 @@ def unquoted(cell: str, languages: Sequence[str]) -> str | None:
             return None
         return text[1].replace("\\'", "'")
     if text := re.fullmatch(r'"(.*)"', cell):
-        return text[1].replace('\\"', '"')
+        return text[1].replace('\\"', '"').replace('""', '"')
     return cell
 
 
@@ -484,7 +535,7 @@ def _columns_of_nodes(path: Path, there: Sequence[str], columns: Sequence[str]) 
         named = {kind: column for kind, column in zip(_KINDS, columns, strict=False) if column}
         _check_columns(path, there, list(named.values()))
         return named
-    folded = {re.sub(r"^(\w+)(:ID).*", r"\2", name).casefold(): name for name in there}
+    folded = {re.sub(r"^(\w*)(:ID).*", r"\2", name).casefold(): name for name in there}
     found: dict[str, str] = {}
     for kind, names in _NODE_COLUMNS.items():
         column = next(
@@ -505,6 +556,7 @@ def _add_nodes(
 ) -> None:
     """Take the texts of a table of nodes."""
     found = _columns_of_nodes(path, rows.column_names, columns)
+    rows = rows.filter(pc.not_equal(pc.utf8_trim_whitespace(rows[found["label"]]), ""))  # APOC: also edges
     labels, texts = edges.tidy(rows[found["label"]]), edges.texts
     edges.notes["nodes"] += len(rows)
     into = {
@@ -519,13 +571,18 @@ def _add_nodes(
     for kind, kept in into.items():
         if kind not in found:
             continue
-        cells = edges.tidy(rows[found[kind]])
+        cells = rows[found[kind]]
+        if kind == "aliases":  # ESCO has one on each line
+            cells = pc.replace_substring(pc.utf8_trim(cells, "\r\n"), "\n", "|")
+        cells = edges.tidy(cells)
         if kind == "types" and found[kind].casefold() in (":label", "_labels"):  # Neo4j's, and APOC's
             cells = pc.replace_substring_regex(pc.utf8_trim(cells, ":;"), "[:;]", "|")
         plain = pa.array([unquoted(cell, languages) or "" for cell in cells.to_pylist()], pa.string())
         for label, text in zip(labels.to_pylist(), plain.to_pylist(), strict=True):
             if label and text and not kept.get(label):
                 kept[label] = text
+            elif label and text and kind == "name" and kept[label] != text:
+                edges.notes["nodes whose label has another name already"] += 1
 
 
 def hetionet(given: EdgeFiles) -> Edges:
@@ -669,7 +726,11 @@ def read_edges(kind: str, given: EdgeFiles, name: str) -> ReadEdges:
     """
     edges = EDGES[kind](given)
     if not any(map(len, edges.triples)):
-        raise DataError(f"{', '.join(map(str, given.paths))}: there is no triple")
+        left = ", ".join(f"{count:,} {what}" for what, count in edges.left_out.items() if count)
+        raise DataError(
+            f"{', '.join(map(str, given.paths))}: there is no triple"
+            + (f" (left out: {left})" if left else "")
+        )
     triples = pa.concat_tables(edges.triples)
     once = triples.unify_dictionaries().group_by(list(ENDS), use_threads=False).aggregate([])
     nodes = list(edges.texts.names) if given.nodes.paths else []

@@ -20,11 +20,11 @@ from kgmlm.graphs.datasets import read_folder, write_folder, write_splits
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
 from kgmlm.importing.edges import (
     EDGES,
-    JSON_SUFFIXES,
     EdgeFiles,
     NodeFiles,
     ReadEdges,
     checked_columns,
+    is_json,
     json_columns,
     read_edges,
 )
@@ -136,7 +136,7 @@ def import_graph(
         raise DataError("name at least one file to import")
     if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES)):
         raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
-    if format is None and columns is None and separator is None and paths[0].suffix in JSON_SUFFIXES:
+    if format is None and columns is None and separator is None and is_json(paths[0]):
         columns = json_columns(paths[0])
     named, separator = checked_columns(columns, separator)
     order = None

@@ -12,6 +12,7 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -29,7 +30,7 @@ from kgmlm.graphs.cards import Card, Counts, write_card
 from kgmlm.graphs.datasets import ATTRIBUTES
 from kgmlm.graphs.queries import distinct_triples
 from kgmlm.importing.expressions import CLASSES, EQUIVALENT, NIL, PREDICATES, SUBCLASS, Expressions
-from kgmlm.importing.vocabulary import RELATIONS, SIGNS, SKOS, Kind, Part, Wanted, language_of
+from kgmlm.importing.vocabulary import DENIED, RELATIONS, SIGNS, SKOS, Kind, Part, Wanted, language_of
 
 TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 SILENT, OF_BLANK, OLD = "expressions that no triple says", "triples of blank nodes", "of deprecated entities"
@@ -52,15 +53,11 @@ def _name_part(label: str) -> str:
 
     >>> _name_part("http://e.org/onto#AC/DC"), _name_part("https://ada.example/card#me")
     ('AC/DC', 'card')
-    >>> _name_part("http://dbpedia.org/resource/AC/DC")
-    'AC/DC'
     """
     label = label.rstrip("/#")
     base, sharp, fragment = label.partition("#")
     if sharp and fragment.casefold() not in _SELVES:
         return fragment
-    if whole := _WHOLE.search(base):
-        return whole[1]
     return base.rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -92,7 +89,8 @@ def title_of(label: str, part: str = "") -> str:
 class NameParts:
     """The parts of IRIs that name something, by what the IRIs of a graph have in common.
 
-    The last part of a path names it, unless a folder above has more of the IRIs directly in it: of
+    The last part of a path names it, unless it is alone in its folder and one above has more IRIs directly in
+    it, or is called "resource" or "wiki": of
     ``.../things/Rome``, ``.../things/Oslo`` and ``.../things/AC/DC`` the last is called "AC/DC".
     """
 
@@ -106,14 +104,16 @@ class NameParts:
         """The part of a label."""
         part = _name_part(label)
         base = label.rstrip("/")
-        if "#" in base or "://" not in base or "/" in part:
+        if "#" in base or "://" not in base:
             return part
         own = self.children[base.rsplit("/", 1)[0] + "/"]
+        if own <= 1 and (whole := _WHOLE.search(base)):
+            return whole[1]
         folders = base.split("/")  # scheme, nothing, authority, and parts of the path
         best, most = part, max(own, 1)
         for depth in range(len(folders) - 2, 2, -1):
             above = "/".join(folders[:depth]) + "/"
-            if self.children[above] > most:
+            if self.children[above] > most and (own <= 1 or 100 * own <= self.children[above]):
                 best, most = "/".join(folders[depth:]), self.children[above]
         return best
 
@@ -217,7 +217,8 @@ class Importer:
         self.types: dict[int, dict[str, None]] = {}
         self.repeated = 0
         self.properties: set[int] = set()
-        self.associations: dict[int, dict[Part, int]] = {}
+        self.associations: dict[int, dict[Part, list[int]]] = {}
+        self.aligned: set[int] = set()  # associations whose relation may be left out: their ends are the same
         self.classes: dict[int, int] = {}  # relations whose tails are class expressions
         self._parts = folder / "parts"
         self._buffer = array("q")
@@ -237,7 +238,9 @@ class Importer:
     def text(self, subject: str, kind: Kind, value: str, language: str, order: int, predicate: str) -> None:
         """Keep a text, where it is wanted."""
         if self.texts.rank(language) is None:
-            if predicate.startswith(SKOS) and kind != "description":
+            own = predicate.startswith(SKOS) and not subject.startswith("http://www.wikidata.org/")
+            if own and kind != "description":
+                self.names_in[language] += kind == "name"
                 self.texts.foreign.setdefault(self.ids.setdefault(subject, len(self.ids)), {})[value] = None
                 return
             self.left_out("texts in other languages", f"{predicate} ({language})")
@@ -294,8 +297,13 @@ class Importer:
 
     def association(self, node: str, part: Part, value: str) -> None:
         """Keep a part of the triple that a node stands for."""
-        parts = self.associations.setdefault(self.ids.setdefault(node, len(self.ids)), {})
-        parts[part] = self.ids.setdefault(value, len(self.ids))
+        own = self.ids.setdefault(node, len(self.ids))
+        values = self.associations.setdefault(own, {}).setdefault(part, [])
+        values.append(-1 if value == DENIED else self.ids.setdefault(value, len(self.ids)))
+
+    def alignment(self, node: str) -> None:
+        """Keep that a node is a cell of an alignment."""
+        self.aligned.add(self.ids.setdefault(node, len(self.ids)))
 
     def new_blank(self) -> str:
         """``_:b1`` and so on, through all files."""
@@ -374,13 +382,16 @@ class Importer:
                 self.inner.add(node)
         for node, parts in self.associations.items():
             self.reifiers.add(node)
-            if not parts.keys() >= {"head", "tail"}:
-                self.left_out("associations without a head or a tail", labels[node])
-                continue
-            if "relation" not in parts:
+            if node in self.aligned and "relation" not in parts:
                 same = SIGNS["="]
-                parts["relation"] = ids[same] if same in ids else self._new(same, labels)
-            self._buffer.extend([parts[part] for part in ("head", "relation", "tail")])
+                parts["relation"] = [ids[same] if same in ids else self._new(same, labels)]
+            if not parts.keys() >= {"head", "relation", "tail"}:
+                self.left_out("associations without a head, a relation or a tail", labels[node])
+            elif -1 in parts["relation"]:
+                self.left_out("associations that are negated", labels[node])
+            else:
+                for triple in product(*(parts[part] for part in ("head", "relation", "tail"))):
+                    self._buffer.extend(triple)
         named = self.expressions.settle(ids.get(NIL), labels)
         for triple in self.expressions.of_named(subclass, kind, named):
             self._buffer.extend(triple)
@@ -426,7 +437,10 @@ class Importer:
         found = sum(map(len, self._distinct(labels))) if self._parts.is_dir() else 0
         if not found:
             left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items() if count)
-            raise DataError(f"no triple links two entities in what was read (left out: {left or 'nothing'})")
+            kept = "; --keep-only IRI keeps what it names" if any(self.by.values()) else ""
+            raise DataError(
+                f"no triple links two entities in what was read (left out: {left or 'nothing'}){kept}"
+            )
         entity_N, relation_N = (np.zeros(len(labels), np.bool_) for _ in range(2))
         written = self._write_triples(labels, entity_N, relation_N)
         shutil.rmtree(self._parts)

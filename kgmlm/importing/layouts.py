@@ -53,7 +53,9 @@ def _pairs(path: Path) -> dict[str, str]:
     """
     pairs: dict[str, str] = {}
     for number, line in _lines(path) if path.is_file() else ():
-        label, _, text = line.partition("\t")
+        label, tab, text = line.partition("\t")
+        if not tab:
+            raise DataError(f"{path}:{number}: '{line[:60]}' is not a label and its text, with a tab between")
         text = " ".join(text.split())
         if pairs.get(label, text) != text:
             raise DataError(f"{path}:{number}: '{label}' has another text already")

@@ -24,10 +24,14 @@ from kgmlm.core import files
 from kgmlm.core.errors import DataError, first_line
 from kgmlm.importing.vocabulary import (
     ALIGNED,
+    ALIGNMENT,
     ASSOCIATIONS,
+    DENIED,
     LEFT_OUT,
     LEFT_OUT_BELOW,
     LINKS,
+    MEASURES,
+    NEGATED,
     NOTES,
     OWL,
     PAGES,
@@ -114,6 +118,9 @@ class Listener(Protocol):
 
     def property(self, label: str) -> None:
         """A label is declared as a property."""
+
+    def alignment(self, node: str) -> None:
+        """A node is a cell of an alignment, whose ends are the same where it has no relation."""
 
     def association(self, node: str, part: Part, value: str) -> None:
         """A node stands for a triple, of which this is a part."""
@@ -328,6 +335,7 @@ _BEGINNINGS = (
     (r"(?i)\A\s*(<!DOCTYPE html|<html)", "it is a web page"),
     (r"\A\s*(<\?xml|<rdf:RDF)", "it looks like RDF/XML: --format rdfxml reads it"),
     (r'\A\s*[\[{]\s*[\[{]?\s*"@(context|id|graph)"', "it is JSON-LD: --format jsonld reads it"),
+    (r'\A\s*\{\s*"head"\s*:\s*\{\s*"(vars|link)"', "it is a SPARQL result in JSON: ask for CSV instead"),
     (
         r'"type"\s*:\s*"bundle"|"spec_version"\s*:\s*"2\.',
         "it is a STIX bundle, which is not read: write its relationship objects as a table of source_ref, "
@@ -348,6 +356,11 @@ _BEGINNINGS = (
         "it looks like an export of Neo4j: bolt://HOST reads the server, and --columns the CSV of "
         "apoc.export.csv (_start,_type,_end) with the same file as --nodes",
     ),
+    (
+        r'\A\s*\[?\s*\{\s*"(?!(type|id|pageid|entities|labels)")[^"]*"\s*:\s*["0-9n]',
+        "it looks like a table: --columns names the keys of head, relation and tail",
+    ),
+    (r"\A\s*\[\s*\[", "it is an array of arrays: save it as CSV, and name its --columns"),
 )
 
 
@@ -469,8 +482,9 @@ class _WithoutStars(_Filter):
         kept = []
         for line in lines:
             if b"<<" in line and _STARRED.match(line):
-                predicate = re.search(rb">>\s*<([^>]*)>", line)
-                self.told.left_out(STARS, predicate[1].decode("utf-8", "replace") if predicate else "")
+                predicate = re.search(rb">>\s*<([^>]*)>|^\s*[^<\s]*(?:<[^>]*>)?\s+<([^>]*)>\s+<<", line)
+                named = (predicate[1] or predicate[2]) if predicate else b""
+                self.told.left_out(STARS, named.decode("utf-8", "replace"))
             else:
                 kept.append(line)
         return b"".join(line + b"\n" for line in kept)
@@ -533,6 +547,10 @@ def _context(own: Any, context: Any) -> Any:
     """
     if isinstance(own, list):
         return [_context(part, context) for part in own]
+    if isinstance(own, dict):
+        imported = own.get("@import")
+        terms = {key: _with_contexts(value, context) for key, value in own.items() if key != "@import"}
+        return [_context(imported, context), terms] if imported else terms
     if not isinstance(own, str):
         return own
     if _SCHEMA_ORG.fullmatch(own):
@@ -586,9 +604,17 @@ def _tell(quads: Any, told: Listener) -> None:
             if why == NOTES and node is BlankNode:
                 told.reifier(label(value))
         elif predicate in ASSOCIATIONS and node is not Literal:
+            if predicate.startswith(ALIGNMENT):
+                told.alignment(label(subject))
             told.association(label(subject), ASSOCIATIONS[predicate], label(value))
         elif predicate in ALIGNED and node is Literal:
-            told.association(label(subject), "relation", SIGNS.get(value.value, predicate))
+            sign = SIGNS.get(value.value.strip())
+            told.association(label(subject), "relation", sign or DENIED)
+        elif node is Literal and (
+            (predicate == NEGATED and value.value in ("true", "1"))
+            or (predicate in MEASURES and value.value.strip("+0.") == "")
+        ):
+            told.association(label(subject), "relation", DENIED)
         elif node is Literal:
             if predicate in VALUES and text is None:
                 told.value(label(subject), value.value, value.language or "")
@@ -650,12 +676,13 @@ def _why_left_out(subject: Any, predicate: str, value: Any) -> str:
     if why := LEFT_OUT.get(predicate) or next((w for x, w in LEFT_OUT_BELOW if predicate.startswith(x)), ""):
         return why
     about, named = getattr(subject, "value", ""), getattr(value, "value", "")
-    if _PAGE.match(about):
+    about_pages = predicate == f"{RDF}type" or re.match(r"https?://schema\.org/", predicate)
+    if about_pages and _PAGE.match(about):
         return PAGES
     if predicate == f"{RDF}type" and named.startswith(_OF_WIKIBASE):
         return TERMS
     is_iri = hasattr(value, "value") and not hasattr(value, "language")
-    if is_iri and _PAGE.match(named):
+    if is_iri and about_pages and _PAGE.match(named):
         return PAGES
     if is_iri and predicate.startswith(_DIRECT) and not _ITEM.fullmatch(named):
         return "values that are not known" if "/.well-known/genid/" in named else LINKS

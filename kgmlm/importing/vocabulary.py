@@ -98,18 +98,22 @@ LEFT_OUT_BELOW = (
 )
 # Reified associations: the parts of a triple by the predicates that lead to them.
 OBAN, BIOLINK = "http://purl.org/oban/association_has_", "https://w3id.org/biolink/vocab/"
-_ALIGNMENT = "http://knowledgeweb.semanticweb.org/heterogeneity/alignment"
+ALIGNMENT = "http://knowledgeweb.semanticweb.org/heterogeneity/alignment"
 Part = Literal["head", "relation", "tail"]
 _PARTS: tuple[tuple[str, Part], ...] = (("subject", "head"), ("predicate", "relation"), ("object", "tail"))
 ASSOCIATIONS: dict[str, Part] = {
     **{f"{OBAN}{name}": part for name, part in _PARTS},
     f"{OBAN}object_property": "relation",
     **{f"{BIOLINK}{name}": part for name, part in _PARTS},
-    **{f"{_ALIGNMENT}{sharp}entity1": "head" for sharp in ("#", "")},
-    **{f"{_ALIGNMENT}{sharp}entity2": "tail" for sharp in ("#", "")},
+    f"{BIOLINK}relation": "relation",
+    **{f"{ALIGNMENT}{sharp}entity1": "head" for sharp in ("#", "")},
+    **{f"{ALIGNMENT}{sharp}entity2": "tail" for sharp in ("#", "")},
 }
 # The relation of an alignment's cell is a sign; without one its entities are the same.
-ALIGNED = {f"{_ALIGNMENT}{sharp}relation" for sharp in ("#", "")}
+ALIGNED = {f"{ALIGNMENT}{sharp}relation" for sharp in ("#", "")}
+MEASURES = {f"{ALIGNMENT}{sharp}measure" for sharp in ("#", "")}
+NEGATED = f"{BIOLINK}negated"
+DENIED = ""  # the relation of an association that says that something is not so
 SIGNS = {"=": f"{SKOS}exactMatch", "<": f"{SKOS}broadMatch", ">": f"{SKOS}narrowMatch"}
 # Names of the relations that OBO's ontologies share: most refer to them by number, and import their names.
 _RELATIONS = """

@@ -37,9 +37,9 @@ from kgmlm.core.errors import (
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
-from kgmlm.core.tables import ENDS
+from kgmlm.core.tables import ENDS, columns_of
 from kgmlm.graphs.changes import Change, Place, changed, place_of
-from kgmlm.graphs.datasets import read_entities
+from kgmlm.graphs.datasets import ENTITY_COLUMNS, read_entities
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -167,7 +167,7 @@ def update(
     return _updated(
         run,
         lambda folder: changed(
-            folder.graph, new, _entities(entities, folder), removed, wrong, match_names=match_names
+            folder.graph, new, _entities(entities, folder, watch), removed, wrong, match_names=match_names
         ),
         minutes, output, batch_size, device, watch,
     )  # fmt: skip
@@ -430,13 +430,18 @@ def _check_trained(run: RunFolder) -> None:
     run.tuned.check(run.fingerprints, path)
 
 
-def _entities(given: EntityTable | pd.DataFrame | str | Path | None, folder: RunFolder) -> EntityTable | None:
+def _entities(
+    given: EntityTable | pd.DataFrame | str | Path | None, folder: RunFolder, watch: Watcher
+) -> EntityTable | None:
     """New entities, as they were given."""
     if given is None or isinstance(given, EntityTable):
         return given
     if isinstance(given, str | Path):
         file = path_if(given, "the file of entities")
         assert file is not None
+        known = sum(ENTITY_COLUMNS, ())
+        for column in (name for name in columns_of(file) if name not in known):
+            watch.tell(f"not read: the column '{column}' of {file.name}")
         return read_entities(file, folder.graph)
     return labeled_entities(given)
 

@@ -116,7 +116,10 @@ def test_a_column_of_truths_means_what_it_means_in_files(true: Any, tmp_path: Pa
         assert (found["triples"], found["false"]) == ({"train": 2}, {"train": 2})
         assert list(found["unread"]) == [f"the column 'source' of {of}"]
     of_file = GivenTriples.of(tmp_path / "train.parquet")
-    assert of_file.divided() == GivenTriples.of(frame).divided() == ([rows[0], rows[3]], rows[1:3])
+    for triples in (of_file, GivenTriples.of(frame)):
+        true, false = triples.divided()
+        assert ([*true.rows], [*false.rows]) == ([rows[0], rows[3]], rows[1:3])
+        assert [where.rpartition(triples.where)[2] for where, _ in false.numbered()] == ["2", "3"]
     assert of_file.unread == GivenTriples.of(frame).unread == ["source"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +302,7 @@ def test_quotes_are_those_of_csv_whatever_the_separator(
 
 def test_a_quote_that_nothing_closes_takes_no_rows(tmp_path: Path) -> None:
     rows = "".join(f"a{i};r;b{i}\n" for i in range(9))
-    with pytest.raises(DataError, match="is a quote missing in"):
+    with pytest.raises(DataError, match="is a quote"):
         read(
             tmp_path,
             ("a.csv", f'source;type;target\n"France;borders;Spain\n{rows}x";r;y\n'),
@@ -429,3 +430,47 @@ def test_names_of_a_query_service_and_of_kgtk(tmp_path: Path) -> None:
     assert labeled(graph) == {("f1", "P31", "film")}
     assert graph.entities[graph.entities.index["f1"]].name == "A Film"
     assert report["left out"] == {"texts in other languages": 1, "literals": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'source,type,target\nA,r,"B\nC,r,D\nE,r,F\n',
+        'source,type,target\nA,r,"B\nC,r,D\nE,r,F"\nG,r,H\n',
+        "source,type,target\rA,r,B\r",
+    ],
+)
+def test_rows_are_never_taken_into_a_cell(text: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a quote is not closed|is a quote missing|carriage returns alone"):
+        read(tmp_path, ("a.csv", text), columns=HEADED)
+
+
+def test_cells_of_several_lines_are_read(tmp_path: Path) -> None:
+    note = "\n".join(f"line {n}, with a comma" for n in range(6))
+    text = f'source,type,target,note\nA,r,"B\nb","{note}"\n'
+    assert labeled(read(tmp_path, ("a.csv", text), columns=HEADED)[0]) == {("A", "r", "B b")}
+    nodes = 'conceptUri,preferredLabel,altLabels\nA,lead,"plumb\nlead metal\nPb\npencil lead"\n'
+    (tmp_path / "n.csv").write_text(nodes)
+    (tmp_path / "x").mkdir()
+    graph, _ = read(
+        tmp_path / "x", ("a.csv", "source,type,target\nA,r,B\n"), columns=HEADED, nodes=tmp_path / "n.csv"
+    )
+    assert graph.entities[graph.entities.index["A"]].aliases == ("plumb", "lead metal", "Pb", "pencil lead")
+
+
+def test_lists_of_json_and_parquet_are_several_values(tmp_path: Path) -> None:
+    edge = ("a.csv", "source,type,target\nX:1,r,X:2\n")
+    row = {"id": "X:1", "name": "ABC1", "category": ["Gene", "Thing"], "xref": [{"a": 1}]}
+    (tmp_path / "n.jsonl").write_text(json.dumps(row) + "\n")
+    pd.DataFrame([{**row, "xref": ["y"]}]).to_parquet(tmp_path / "n.parquet")
+    for nodes in ("n.jsonl", "n.parquet"):
+        (folder := tmp_path / f"of {nodes}").mkdir()
+        graph, _ = read(folder, edge, columns=HEADED, nodes=tmp_path / nodes)
+        assert graph.entities[graph.entities.index["X:1"]].types == ("Gene", "Thing")
+
+
+def test_a_header_in_another_order_is_asked_about(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the first line names its columns"):
+        read(tmp_path, ("a.csv", "source,type,target\nA,r,B\n"), columns=["3", "2", "1"])
+    with pytest.raises(DataError, match="--separator ';' divides them"):
+        read(tmp_path, ("b.csv", "source;type;target\nA;r;B\n"), columns=HEADED)

@@ -585,7 +585,7 @@ def test_reified_associations_are_triples(tmp_path: Path) -> None:
         ("d1", "exact match", "d1"),
     }
     assert report["left out"]["triples about statements"] == 2
-    assert report["left out"]["associations without a head or a tail"] == 1
+    assert report["left out"]["associations without a head, a relation or a tail"] == 1
 
 
 JSON_LD = '{"@context": "%s", "@type": "Organization", "@id": "https://acme.example/", "name": "Acme", "founder": {"@type": "Person", "@id": "https://acme.example/ada", "name": "Ada"}}'
@@ -629,3 +629,53 @@ def test_thesauri_leave_out_schemes_and_keep_foreign_labels_as_aliases(tmp_path:
     assert graph.named(graph.triples("train")) == [("honey", "broader", "food")]
     assert report["left out"] == {"about schemes": 3}
     assert set(graph.entities[graph.entities.index["http://e.org/honey"]].aliases) == {"Honig", "miel"}
+
+
+def test_associations_that_say_less_or_more_than_a_triple(tmp_path: Path) -> None:
+    prefix, biolink = "http://e.org/", "https://w3id.org/biolink/vocab/"
+    align = "http://knowledgeweb.semanticweb.org/heterogeneity/alignment#"
+    data = f"""@prefix : <{prefix}> . @prefix b: <{biolink}> . @prefix al: <{align}> .
+:no b:subject :g1 ; b:object :d1 .
+:not b:subject :g2 ; b:predicate :treats ; b:object :d2 ; b:negated true .
+:many b:subject :g3 , :g4 ; b:predicate :treats ; b:object :d3 .
+:old b:subject :g5 ; b:relation :causes ; b:object :d5 .
+:c1 al:entity1 :g1 ; al:entity2 :d1 ; al:relation "%" . :c2 al:entity1 :g2 ; al:entity2 :d2 ; al:measure 0.0 .
+:c3 al:entity1 :g3 ; al:entity2 :d3 ; al:relation "=" ; al:measure 1.0 .""".encode()
+    graph, report = imported(data, tmp_path, "a.ttl")
+    assert set(graph.named(graph.triples("train"))) == {
+        ("g3", "treats", "d3"),
+        ("g4", "treats", "d3"),
+        ("g5", "causes", "d5"),
+        ("g3", "exact match", "d3"),
+    }
+    assert report["left out"]["associations that are negated"] == 3
+    assert report["left out"]["associations without a head, a relation or a tail"] == 1
+
+
+def test_links_between_pages_are_triples(tmp_path: Path) -> None:
+    rome, italy = ("https://en.wikipedia.org/wiki/Rome", "https://en.wikipedia.org/wiki/Italy")
+    graph, _ = imported(nt((rome, "http://e.org/linksTo", italy)), tmp_path, "a.nt")
+    assert graph.named(graph.triples("train")) == [("Rome", "links to", "Italy")]
+
+
+def test_names_of_nested_folders_are_their_last_part(tmp_path: Path) -> None:
+    base, p = "http://data.e.org/resource/", "http://data.e.org/resource/movie/actor"
+    rows = [
+        (f"{base}film/{n}", p, f"{base}actor/{name}") for n, name in enumerate(("Tom_Hanks", "Ann", "Bob"))
+    ]
+    graph, _ = imported(nt(*rows), tmp_path, "a.nt")
+    assert {triple[1:] for triple in graph.named(graph.triples("train"))} == {
+        ("actor", "Tom Hanks"),
+        ("actor", "Ann"),
+        ("actor", "Bob"),
+    }
+
+
+def test_a_foreign_thesaurus_says_which_language_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = b"""@prefix : <http://e.org/> . @prefix skos: <http://www.w3.org/2004/02/skos/core#> .
+:a skos:prefLabel "Apfel"@de ; skos:broader :f . :f skos:prefLabel "Frucht"@de ."""
+    (tmp_path / "a.ttl").write_bytes(data)
+    kgmlm.import_graph(tmp_path / "a.ttl", tmp_path / "g")
+    assert "--language de" in capsys.readouterr().err
