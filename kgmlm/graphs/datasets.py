@@ -161,6 +161,7 @@ TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
 
 # --- loading ----------------------------------------------------------------------------------------------
 ATTRIBUTES, FACTS = "attributes", "facts"
+FURTHER = "further training triples,"  # a note on those of :data:`FACTS`
 ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types", "aliases"))
 
 
@@ -396,7 +397,7 @@ def read_folder(
             raise DataError(
                 f"{path} has labels of truth in a fourth column; they belong into {paths['train'].name}"
             )
-        notes[f"further training triples, of {path.name}"] = len(table)
+        notes[f"{FURTHER} of {path.name}"] = len(table)
         splits["train"] = pa.concat_tables([splits["train"], table])
     texts = TextColumns(notes=notes)
     extra: Any = ()

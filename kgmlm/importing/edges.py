@@ -227,14 +227,8 @@ def _json(path: Path, given: EdgeFiles, columns: Sequence[str] | None) -> Iterat
         keys = dict.fromkeys(
             [*wanted, *(key for _, row in batch for key, x in row.items() if type(x) is str)]
         )
-        yield pa.table(
-            {
-                key: pa.array(
-                    [_cell(path, n, row.get(key), columns is None) for n, row in batch], pa.string()
-                )
-                for key in keys
-            }
-        )
+        cells = {key: [_cell(path, n, row.get(key), columns is None) for n, row in batch] for key in keys}
+        yield pa.table({key: pa.array(of_key, pa.string()) for key, of_key in cells.items()})
 
 
 def _is_nested(value: Any) -> bool:

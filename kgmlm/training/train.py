@@ -16,7 +16,7 @@ from kgmlm.core.machine import release_memory
 from kgmlm.core.processes import in_several_processes, join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
-from kgmlm.graphs.datasets import load_graph, tell_unread
+from kgmlm.graphs.datasets import FURTHER, load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.splits import held_out_share, with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
@@ -294,7 +294,8 @@ def _tell_graph(graph: KnowledgeGraph, watch: Watcher) -> None:
 
     tell_unread(graph, watch.tell)
     for what, count in graph.notes.items():
-        watch.tell(f"{what}: {count:,}")
+        if what.startswith(FURTHER):
+            watch.tell(f"{what}: {count:,}")
     if odd := odd_columns(graph):
         watch.tell(odd)
     described = len(graph.entities) - graph.entities.undescribed
