@@ -37,7 +37,7 @@ demo: $(VENV)/.demo
 	$(BIN)/kgmlm evaluate $(DEMO) --output $(DEMO)/test.json
 	$(BIN)/kgmlm report $(DEMO) --output $(DEMO)/report.html
 	rm -rf $(DEMO)-facts.tsv.parts
-	$(BIN)/kgmlm complete $(DEMO) --output $(DEMO)-facts.tsv --functional --explain --known train,valid --report test
+	$(BIN)/kgmlm complete $(DEMO) --output $(DEMO)-facts.tsv --explain --known train,valid --report test
 	printf 'label\tname\tdescription\ttypes\ntakoyaki\ttakoyaki\toctopus balls from Osaka\tdish\n' > $(DEMO)-new.tsv
 	$(BIN)/kgmlm rank $(DEMO) --entities $(DEMO)-new.tsv --head takoyaki --relation "comes from" -k 3 --explain
 	@echo "To look at it in the browser: $(BIN)/kgmlm serve $(DEMO)"

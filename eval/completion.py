@@ -1,5 +1,7 @@
 """How good lists of new triples are: runs complete their graph with the test split hidden.
 
+The queries are those that training has (`--no-typed --no-functional`).
+
     OMP_NUM_THREADS=1 python eval/completion.py RUN ... [--sample 20000] [--workers 2] [--keep FOLDER]
         [--output eval/completion.json]
 
@@ -31,7 +33,7 @@ def row(run: Path, folder: Path, sample: int, workers: int, batch_size: int) -> 
     opened = kgmlm.open_run(run)
     made = kgmlm.complete(
         opened, folder / f"{run.stem}.parquet", min_probability=LEAST, known=["train", "valid"],
-        report="test", sample=sample, workers=workers, batch_size=batch_size,
+        report="test", sample=sample, workers=workers, batch_size=batch_size, typed=False, functional=False,
     )  # fmt: skip
     scored = made["queries scored"]
     return {
@@ -61,9 +63,9 @@ def main(
             new = row(run, Path(folder), sample, workers, batch_size)
         store.replace_rows(output, [new], "run", "graph", "sample")
         print(f"{new['graph']}: {new['queries']:,} queries, {new['listed']:,} triples")
-        for found in (*new["report"]["by probability"], *new["report"]["best"]):
-            what = f"p >= {found['probability']}" if "probability" in found else f"best {found['listed']}"
-            print(what, {k: found[k] for k in ("listed", "true", "precision", "expected")}, flush=True)
+        for part in (*new["report"]["by probability"], *new["report"]["best"]):
+            what = f"p >= {part['probability']}" if "probability" in part else f"best {part['listed']}"
+            print(what, {k: part[k] for k in ("listed", "true", "precision", "expected")}, flush=True)
 
 
 if __name__ == "__main__":

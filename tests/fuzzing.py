@@ -405,6 +405,18 @@ class Fuzzer:
             import_graph(folder / f"graph{suffix}", folder / "made", format=kind, progress=False)
             self._folder_loads(folder / "made")
 
+    def _tables(self, random: Random) -> None:
+        """Tables of edges and of nodes, which become a dataset folder."""
+        suffix, edges, nodes = random.choice(TABLES)
+        with self._dataset() as folder:
+            tables = [folder / f"edges{suffix}", folder / f"nodes{suffix}"]
+            for path, text in zip(tables, (edges, nodes), strict=True):
+                path.write_bytes(damaged(random, encoded(text)) if random.random() < 0.7 else encoded(text))
+            import_graph(
+                tables[0], folder / "made", columns=["from", "kind", "to"], nodes=[tables[1]], progress=False
+            )
+            self._folder_loads(folder / "made")
+
     def _rules(self, random: Random) -> None:
         """Rules as AnyBURL writes them."""
         path = self.folder / "rules.tsv"
@@ -453,6 +465,23 @@ def _of_run(*names: str, change: Callable[[Random, bytes], bytes]) -> Callable[[
 
 
 # France and Spain, in the formats that `kgmlm data import` reads.
+TABLES = (
+    (
+        ".csv",
+        'from,kind,to\nfr,borders,es\n"es",borders,"fr"\nfr,in,"the, EU"\n',
+        'id,name,description\nfr,France,"A country, ""west"""\nes,Spain,\n',
+    ),
+    (
+        ".tsv",
+        "from\tkind\tto\nfr\tborders\tes\nes\tin\teu\n",
+        "id\tlabel\nfr\tFrance\nes\tSpain\neu\tEU\n",
+    ),
+    (
+        ".jsonl",
+        '{"from": "fr", "kind": "borders", "to": "es"}\n{"from": "es", "kind": "in", "to": 7}\n',
+        '{"id": "fr", "name": "France"}\n{"id": 7, "name": "EU"}\n',
+    ),
+)
 STATEMENTS = {
     ".nt": "<http://e/fr> <http://p/borders> <http://e/es> .\n<http://e/fr> "
     '<http://www.w3.org/2000/01/rdf-schema#label> "France"@en .\n_:b <http://p/in> <http://e/eu> .\n',
@@ -521,6 +550,7 @@ def kinds() -> dict[str, Callable[[Fuzzer, Random], None]]:
         "pack": Fuzzer._pack,
         "list": Fuzzer._list,
         "statements": Fuzzer._statements,
+        "tables": Fuzzer._tables,
         "rules": Fuzzer._rules,
     }
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import Cli, refused
 from fuzzing import KINDS, Fuzzer
 
-EACH = 15  # inputs of each kind: 390 in all
+EACH = 15  # inputs of each kind: 405 in all
 
 
 @pytest.fixture(scope="module")
