@@ -378,9 +378,9 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
         writer.writeheader()
         for row in rows:
             probability = "" if row["known"] else f"{row['probability']:.6f}"
-            said = {name: str(row[name]).lower() for name in ("true", "known")}
-            said |= {name: str(int(row[name])) for name in labeled}  # as files of triples have it
-            writer.writerow(row | said | {"probability": probability})
+            words = {name: str(row[name]).lower() for name in ("true", "known")}
+            words |= {name: str(int(row[name])) for name in labeled}  # as files of triples have it
+            writer.writerow(row | words | {"probability": probability})
         return
 
     def answer(yes: bool) -> Text:

@@ -440,8 +440,8 @@ def _texts_beside(edges: Edges, rows: pa.Table, columns: Sequence[str]) -> None:
     for column in (head, tail):
         for end, kept in into:
             if (beside := f"{column}{end}") in rows.column_names and beside not in columns:
-                found = edges.tidy(rows[beside])
-                cells = pc.replace_substring(found, ", ", "|") if end == "AltLabel" else found
+                words = edges.tidy(rows[beside])
+                cells = pc.replace_substring(words, ", ", "|") if end == "AltLabel" else words
                 edges.name(edges.tidy(rows[column]), cells, kept)
     if (beside := f"{relation}Label") in rows.column_names and beside not in columns:
         edges.name(edges.tidy(rows[relation]), edges.tidy(rows[beside]), texts.relations)
@@ -530,28 +530,28 @@ def _columns_of_nodes(path: Path, there: Sequence[str], columns: Sequence[str]) 
         _check_columns(path, there, list(named.values()))
         return named
     folded = {re.sub(r"^(\w*)(:ID).*", r"\2", name).casefold(): name for name in there}
-    found: dict[str, str] = {}
+    by_kind: dict[str, str] = {}
     for kind, names in _NODE_COLUMNS.items():
         column = next(
-            (folded[name] for name in names if name in folded and folded[name] not in found.values()), None
+            (folded[name] for name in names if name in folded and folded[name] not in by_kind.values()), None
         )
         if column is not None:
-            found[kind] = column
-    if "label" not in found:
+            by_kind[kind] = column
+    if "label" not in by_kind:
         raise DataError(
             f"{path} has no column of labels such as id, but {', '.join(there)}; --node-columns names the "
             "columns of label, name, types, description and aliases: id,name,category,description"
         )
-    return found
+    return by_kind
 
 
 def _add_nodes(
     edges: Edges, path: Path, rows: pa.Table, columns: Sequence[str], languages: Sequence[str]
 ) -> None:
     """Take the texts of a table of nodes."""
-    found = _columns_of_nodes(path, rows.column_names, columns)
-    rows = rows.filter(pc.not_equal(pc.utf8_trim_whitespace(rows[found["label"]]), ""))  # APOC: also edges
-    labels, texts = edges.tidy(rows[found["label"]]), edges.texts
+    by_kind = _columns_of_nodes(path, rows.column_names, columns)
+    rows = rows.filter(pc.not_equal(pc.utf8_trim_whitespace(rows[by_kind["label"]]), ""))  # APOC: also edges
+    labels, texts = edges.tidy(rows[by_kind["label"]]), edges.texts
     edges.notes["nodes"] += len(rows)
     into = {
         "name": texts.names,
@@ -563,13 +563,13 @@ def _add_nodes(
         if label:
             texts.names.setdefault(label, "")
     for kind, kept in into.items():
-        if kind not in found:
+        if kind not in by_kind:
             continue
-        cells = rows[found[kind]]
+        cells = rows[by_kind[kind]]
         if kind == "aliases":  # ESCO has one on each line
             cells = pc.replace_substring(pc.utf8_trim(cells, "\r\n"), "\n", "|")
         cells = edges.tidy(cells)
-        if kind == "types" and found[kind].casefold() in (":label", "_labels"):  # Neo4j's, and APOC's
+        if kind == "types" and by_kind[kind].casefold() in (":label", "_labels"):  # Neo4j's, and APOC's
             cells = pc.replace_substring_regex(pc.utf8_trim(cells, ":;"), "[:;]", "|")
         plain = pa.array([unquoted(cell, languages) or "" for cell in cells.to_pylist()], pa.string())
         for label, text in zip(labels.to_pylist(), plain.to_pylist(), strict=True):
@@ -582,26 +582,26 @@ def _add_nodes(
 def hetionet(given: EdgeFiles) -> Edges:
     """Hetionet's: ``nodes.tsv`` (id, name, kind), ``edges.sif.gz`` (source, metaedge, target) and, for the
     names of relations, ``metaedges.tsv`` (metaedge, abbreviation)."""
-    found = Edges.none()
+    edges = Edges.none()
     for path in given.paths:
-        for rows in _batches(path, given, None, "\t", found):
+        for rows in _batches(path, given, None, "\t", edges):
             columns = set(rows.column_names)
             if {"metaedge", "abbreviation", "inverted"} <= columns:
                 continue  # how Hetionet draws and writes metaedges
             if {"source", "metaedge", "target"} <= columns:
-                found.add(rows["source"], rows["metaedge"], rows["target"])
+                edges.add(rows["source"], rows["metaedge"], rows["target"])
             elif {"id", "name", "kind"} <= columns:
                 labels = rows["id"].to_pylist()
-                found.texts.names.update(zip(labels, rows["name"].to_pylist(), strict=True))
-                found.texts.types.update(zip(labels, rows["kind"].to_pylist(), strict=True))
+                edges.texts.names.update(zip(labels, rows["name"].to_pylist(), strict=True))
+                edges.texts.types.update(zip(labels, rows["kind"].to_pylist(), strict=True))
             elif {"metaedge", "abbreviation"} <= columns:
                 # "Gene - interacts - Gene", or "Gene > regulates > Gene" where the direction counts
                 names = ("".join(re.split(" [->] ", x)[1:2]) for x in rows["metaedge"].to_pylist())
-                found.texts.relations.update(zip(rows["abbreviation"].to_pylist(), names, strict=True))
+                edges.texts.relations.update(zip(rows["abbreviation"].to_pylist(), names, strict=True))
             else:
                 there = ", ".join(rows.column_names)
                 raise DataError(f"{path} is not Hetionet's: it has the columns {there}")
-    return found
+    return edges
 
 
 def primekg(given: EdgeFiles) -> Edges:
@@ -610,7 +610,7 @@ def primekg(given: EdgeFiles) -> Edges:
     Labels are source and id, such as ``NCBI:9796``. A relation has the name that it is
     displayed by, where that is one and no other relation's.
     """
-    found, seen = Edges.none(), set[tuple[str, str, str]]()
+    edges, seen = Edges.none(), set[tuple[str, str, str]]()
     said = dict[str, set[str]]()
     wanted = (
         "relation",
@@ -618,29 +618,29 @@ def primekg(given: EdgeFiles) -> Edges:
         *(f"{end}_{of}" for end in "xy" for of in ("source", "id", "name", "type")),
     )
     for path in given.paths:
-        for rows in _batches(path, given, wanted, ",", found):
+        for rows in _batches(path, given, wanted, ",", edges):
             of = {column: rows[column].to_pylist() for column in wanted}
             ends = list[list[str]]()
             for end in "xy":
                 both = zip(of[f"{end}_source"], of[f"{end}_id"], strict=True)
                 ends.append([f"{source}:{number}" for source, number in both])
-                found.texts.names.update(zip(ends[-1], of[f"{end}_name"], strict=True))
-                found.texts.types.update(zip(ends[-1], of[f"{end}_type"], strict=True))
+                edges.texts.names.update(zip(ends[-1], of[f"{end}_name"], strict=True))
+                edges.texts.types.update(zip(ends[-1], of[f"{end}_type"], strict=True))
             kept = list[tuple[str, str, str]]()
             for head, relation, tail in zip(ends[0], of["relation"], ends[1], strict=True):
                 if head == tail or (tail, relation, head) not in seen:
                     seen.add((head, relation, tail))
                     kept.append((head, relation, tail))
-            found.left_out["edges in the other direction"] += len(rows) - len(kept)
-            found.triples.append(triples_of(kept))
+            edges.left_out["edges in the other direction"] += len(rows) - len(kept)
+            edges.triples.append(triples_of(kept))
             for pair in zip(of["relation"], of["display_relation"], strict=True):
                 said.setdefault(pair[0], set()).add(pair[1])
     used = Counter(name for names in said.values() for name in names)
     for relation, names in said.items():
         name = min(names)
         one = len(names) == 1 and used[name] == 1 and name != ""
-        found.texts.relations[relation] = name if one else relation.replace("_", " ")
-    return found
+        edges.texts.relations[relation] = name if one else relation.replace("_", " ")
+    return edges
 
 
 def conceptnet(given: EdgeFiles) -> Edges:
@@ -648,24 +648,24 @@ def conceptnet(given: EdgeFiles) -> Edges:
 
     Labels are URIs such as ``/c/en/land_reform``, without part of speech and sense; names are their terms.
     """
-    found = Edges.none()
+    edges = Edges.none()
     pattern = f"^/c/({'|'.join(map(re.escape, given.languages))})/[^/]"
     other = f"rows that are not of two concepts of {', '.join(given.languages)}"
     for path in given.paths:
-        for rows in _batches(path, given, ("2", "3", "4"), "\t", found):
+        for rows in _batches(path, given, ("2", "3", "4"), "\t", edges):
             kept = rows.filter(pc.and_(*(pc.match_substring_regex(rows[x], pattern) for x in ("3", "4"))))
-            found.left_out[other] += len(rows) - len(kept)
+            edges.left_out[other] += len(rows) - len(kept)
             head, tail = (
                 pc.replace_substring_regex(kept[x], r"^(/c/[^/]+/[^/]+).*$", r"\1") for x in ("3", "4")
             )
-            found.add(head, kept["2"], tail)
+            edges.add(head, kept["2"], tail)
             for label in kept["2"].unique().to_pylist():  # /r/AtLocation
                 words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", label.removeprefix("/r/"))
-                found.texts.relations[label] = words.replace("_", " ").replace("/", " ").lower()
+                edges.texts.relations[label] = words.replace("_", " ").replace("/", " ").lower()
             for ends in (head, tail):
                 for label in ends.unique().to_pylist():
-                    found.texts.names[label] = label.rpartition("/")[2].replace("_", " ")
-    return found
+                    edges.texts.names[label] = label.rpartition("/")[2].replace("_", " ")
+    return edges
 
 
 EDGES: Mapping[str, Callable[[EdgeFiles], Edges]] = {

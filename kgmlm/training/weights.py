@@ -336,12 +336,12 @@ class Folds(NamedTuple):
         text ranks as well alone as it can, whatever is beside it.
         """
         odd_B = odd_answers(sample.queries, sample.answers)
-        every_B, found = np.ones(len(odd_B), np.bool_), []
+        every_B, mixtures = np.ones(len(odd_B), np.bool_), []
         divided = odd_B.any() and not odd_B.all()
         for of_B in (every_B, odd_B, ~odd_B) if divided else 3 * (every_B,):
-            found.append(fitted_weights(sample, names, of_B, by_relation=by_relation))
+            mixtures.append(fitted_weights(sample, names, of_B, by_relation=by_relation))
             tell()
-        return cls(*found)
+        return cls(*mixtures)
 
 
 def fitted_weights(

@@ -573,9 +573,9 @@ def test_columns_and_files_that_nobody_reads_are_named_before_training(
     (tmp_path / "more.txt").write_text("b\tr\ta\n")
     with pytest.raises(KgmlmError):
         kgmlm.train(tmp_path, model="nowhere/at-all", output=tmp_path / "run", preset="plain")
-    told = capsys.readouterr().err
-    assert "not read: more.txt" in told
-    assert "not read: the column 'category' of entities.tsv (the column 'types' has such texts)" in told
+    err = capsys.readouterr().err
+    assert "not read: more.txt" in err
+    assert "not read: the column 'category' of entities.tsv (the column 'types' has such texts)" in err
 
 
 @pytest.mark.parametrize(

@@ -525,12 +525,12 @@ def test_new_labels_that_are_nearly_alike_are_named(run: Path, capsys: pytest.Ca
         [("FRANCE", "borders", "spain", 1, "x"), ("france", "borders", "japan", 0, "x")],
         columns=["head", "relation", "tail", "label", "source"],
     )
-    found = kgmlm.update(run, frame)
-    assert (found["entities"], found["added"], found["false"]) == (1, 1, 1)
-    assert found["alike"] == [{"what": "entity", "new": "FRANCE", "known": "france"}]
-    told = capsys.readouterr().err
-    assert "entity 'FRANCE' is new; 'france' is another" in told
-    assert told.count("'source'") == 1
+    outcome = kgmlm.update(run, frame)
+    assert (outcome["entities"], outcome["added"], outcome["false"]) == (1, 1, 1)
+    assert outcome["alike"] == [{"what": "entity", "new": "FRANCE", "known": "france"}]
+    err = capsys.readouterr().err
+    assert "entity 'FRANCE' is new; 'france' is another" in err
+    assert err.count("'source'") == 1
     again = kgmlm.update(run, [("FRANCE ", "borders", "spain")], match_names=True, progress=False)
     assert again["entities"] == 0
 
