@@ -51,6 +51,7 @@ from kgmlm.runs.run import Run, path_of
 
 PART = 1024  # queries per part
 FITTED = 20_000  # queries of relations that were not asked about, to which probabilities are fitted, too
+MANY = 100_000  # queries above which fewer are proposed
 LEAST = 0.1  # the probability from which on triples are listed
 SHOWN = 10  # the best triples, which are returned with their names and reasons
 TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parquet
@@ -400,6 +401,11 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
         done = len(whole) - len(missing)
         watch.tell(
             f"{done:,} of {len(whole):,} parts are there; continuing" if missing else "all parts are there"
+        )
+    if scored > MANY and plan.options.typed and plan.options.candidates is None:
+        watch.tell(
+            f"{scored:,} queries: `--no-typed` asks only those that training has, `--sample 2000` some, to "
+            "see how long all take"
         )
     began = time.monotonic()
     if missing:

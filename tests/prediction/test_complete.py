@@ -492,3 +492,13 @@ def test_a_list_is_never_empty_by_default(toy_run: Path, tmp_path: Path) -> None
     made = completed(toy_run, tmp_path / "new", min_probability=None)
     assert 10 <= made["listed"] < every
     assert completed(toy_run, tmp_path / "new", min_probability=0.99)["listed"] == 0
+
+
+def test_many_queries_come_with_ways_to_ask_fewer(
+    toy_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kgmlm.prediction.complete.MANY", 10)
+    kgmlm.complete(toy_run, tmp_path / "typed.csv", known=["valid"])
+    assert "`--no-typed` asks only those that training has" in capsys.readouterr().err
+    kgmlm.complete(toy_run, tmp_path / "plain.csv", known=["valid"], typed=False)
+    assert "--no-typed" not in capsys.readouterr().err
