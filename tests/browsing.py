@@ -20,10 +20,10 @@ QUIET = 60_000  # milliseconds that a browser may take for a step; a busy machin
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, root_path: str = "") -> Iterator[str]:
     """The URL of an application that is served on this machine meanwhile."""
     with bound("127.0.0.1", 0) as at:
-        server = Server(configured(app, "error"), lambda: None)
+        server = Server(configured(app, "error", root_path), lambda: None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
         thread.start()
         try:

@@ -187,6 +187,9 @@ SERVE: Options = {
     "queue": option(int, 1024, "Queries that may wait; more are answered 503.", min=1),
     "watch": flag("--watch", "Open the run again when it has changed; no request is dropped."),
     "log": flag("--log", "Print each request."),
+    "root_path": option(
+        str, "", "The path below which a proxy has the service, such as /kg, and which it takes off."
+    ),
 }
 
 

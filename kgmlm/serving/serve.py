@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import threading
@@ -145,11 +146,12 @@ def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def configured(app: FastAPI | Reloading, log_level: str) -> uvicorn.Config:
+def configured(app: FastAPI | Reloading, log_level: str, root_path: str = "") -> uvicorn.Config:
     """The settings of uvicorn for an application."""
     return uvicorn.Config(
         app,
         log_level=log_level,
+        root_path=root_path,
         timeout_graceful_shutdown=LEAVING,
         http=_Patient,
         server_header=False,
@@ -159,14 +161,19 @@ def configured(app: FastAPI | Reloading, log_level: str) -> uvicorn.Config:
 
 
 def run_server(
-    app: FastAPI | Reloading, at: socket.socket, ready: Callable[[], None], log_level: str = "warning"
+    app: FastAPI | Reloading,
+    at: socket.socket,
+    ready: Callable[[], None],
+    log_level: str = "warning",
+    root_path: str = "",
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; in a notebook until its kernel is interrupted.
 
     Args:
         ready: called when requests are taken.
+        root_path: of :func:`serve`.
     """
-    server = Server(configured(app, log_level), ready)
+    server = Server(configured(app, log_level, root_path), ready)
     with _ended_by_signals(server):
         try:
             asyncio.get_running_loop()
@@ -383,6 +390,7 @@ def serve(
     no_token: bool = False,
     watch: bool = False,
     log: bool = False,
+    root_path: str = "",
     progress: bool | Watcher | Advance = True,
     ready: Callable[[str], None] = lambda url: None,
     **options: Unpack[ServiceKeywords],
@@ -394,6 +402,7 @@ def serve(
         port: 0 takes a free one.
         watch: open the run again when it has changed, as by :func:`kgmlm.update`; no request is dropped.
         log: print each request.
+        root_path: the path below which a proxy has the service, such as ``/kg``, and which it takes off.
         ready: called with the URL once requests are taken.
         token, options: as of :func:`service`.
 
@@ -403,6 +412,8 @@ def serve(
     """
     path = path_of(run)
     check_numbers(port=(port, 0))
+    if not re.fullmatch(r"(/[\w.~-]+)*/?", root_path, re.ASCII):
+        raise ConfigError(f"the root path is a path such as /kg, not {root_path!r:.80}")
     if find_spec("uvicorn") is None or find_spec("fastapi") is None:
         raise ConfigError("serving needs fastapi and uvicorn; pip install 'kgmlm[serve]' installs them")
     from kgmlm.serving.app import is_loopback
@@ -421,7 +432,7 @@ def serve(
         made = service(run, token=token, any_host=not local, progress=progress, **options)
         app = Reloading(made, again, watcher_of(progress).tell) if watch else made
         del run, made  # a run that is opened again takes the place of this one
-        run_server(app, at, lambda: ready(address(at)), "info" if log else "warning")
+        run_server(app, at, lambda: ready(address(at)), "info" if log else "warning", root_path.rstrip("/"))
 
 
 def _calibration(run: Run, watch: Watcher) -> Calibration | None:

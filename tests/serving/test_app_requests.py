@@ -36,7 +36,7 @@ from kgmlm.serving import schema
 from kgmlm.serving.app import Options, create_app, is_loopback
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Seen
 from kgmlm.serving.explore import Search
-from kgmlm.serving.serve import address, bound, service
+from kgmlm.serving.serve import address, bound, serve, service
 from kgmlm.serving.session import ClassifyTask, Own, RankTask, Session
 
 HOME = "http://127.0.0.1"
@@ -335,6 +335,21 @@ def test_the_description_is_complete_and_docs_need_no_other_host(client: TestCli
     for link in links:
         assert client.get(link).status_code == 200, link
     assert "//" not in "".join(links)
+
+
+def test_docs_behind_a_proxy_that_takes_a_path_off(run: Run) -> None:
+    with served(service(run), "/kg") as url, httpx2.Client(base_url=url) as client:
+        page = client.get("/docs")
+        links = re.findall(r"""(?:src|href)=["']([^"']+)""", page.text)
+        assert len(links) >= 3
+        assert "/kg/openapi.json" in page.text
+        for link in links:
+            assert link.startswith("/kg/")
+            assert client.get(link.removeprefix("/kg")).status_code == 200, link
+        assert client.get("/").status_code == client.get("/openapi.json").status_code == 200
+    for path in ("kg", "//kg", "/k g", "/kg?", "http://kg"):
+        with pytest.raises(ConfigError, match="the root path is a path such as /kg"):
+            serve(run, port=0, root_path=path)
 
 
 def test_metrics_count(client: TestClient) -> None:
