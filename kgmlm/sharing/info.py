@@ -84,7 +84,9 @@ class Info:
         best = self.validation["best_mrr"]
         lines["validation"] = [] if best is None else [f"best MRR in training {best:.4f}"]
         lines["validation"] += [
-            f"{stage}: MRR {found['mrr']:.4f}" for stage, found in self.validation["chosen"].items() if found
+            f"with {stage}: MRR {figures['mrr']:.4f}"
+            for stage, figures in self.validation["chosen"].items()
+            if figures
         ]
         lines["validation"] = lines["validation"] or ["none"]
         lines["probabilities"] = [self._said_of_probabilities()]
