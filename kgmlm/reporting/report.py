@@ -233,9 +233,9 @@ def report(
     if given is not None and (split or max_triples):
         raise DataError("--ranks says which triples were asked; it goes without --split and --max-triples")
     check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
+    check_result(output)
     if output.suffix.casefold() not in ("", ".html", ".htm"):
         raise DataError(f"{output}: a report is a page of HTML, so its name ends in .html")
-    check_result(output)
     opened = _opened(run, device)
     other = None if compare is None else _opened(compare, device)
     if other is not None and not opened.graph.same(other.graph):

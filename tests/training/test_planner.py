@@ -295,9 +295,10 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     assert list(record["spent"])[:6] == ["planning", "types", "rules", "linked", "biencoder", "kge"]
     assert sum(record["spent"].values()) >= 1
     assert set(run.tuned.mixture.tables) >= {"types", "rules", "linked", "biencoder", "kge"}
-    assert watch.told[-4].endswith(f"of 0.3 minutes: {time_report(run)[0].partition(': ')[2]}")
-    assert watch.told[-3].startswith("more time: ")
-    assert watch.told[-2].startswith("next: kgmlm rank ")
+    assert watch.told[-5].endswith(f"of 0.3 minutes: {time_report(run)[0].partition(': ')[2]}")
+    assert watch.told[-4].startswith("more time: ")
+    assert watch.told[-3].startswith("next: kgmlm rank ")
+    assert watch.told[-2].startswith("      kgmlm complete ")
     assert record["signals"]["kge"]["settings"]["seconds"] > 0
     with pytest.raises(RunError, match="nothing to resume"):
         kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
