@@ -540,19 +540,30 @@ def test_a_recipe_has_trees_where_validation_can_teach_them(toy: KnowledgeGraph)
 
 
 @pytest.mark.slow
-def test_what_is_used_is_on_the_scale_of_what_was_measured(with_trees: Path) -> None:
-    """The halves have weights of their own, as confident as those of the run: so their splits are alike."""
-    run = open_folder(with_trees)
-    trees = run.ranker("cpu").stages["trees"]
-    assert isinstance(trees, Trees)
-    column = trees.names.index("score: distance to the best")
+def test_what_is_used_is_on_the_scale_of_what_was_measured(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The halves have weights of their own, as confident as those of the run: multiplied by what training
+    divides scores by. A tree's threshold would mean something else by other scores.
+    """
+    seen: list[Any] = []
+    choose = fitting._chosen
 
-    def middle(forest: Forest) -> float:
-        chosen = (forest.feature_TM == column) & (forest.threshold_TM < np.inf)
-        return float(np.median(forest.threshold_TM[chosen]))
+    def chosen(lists: CandidateLists, by_weights: dict[str, CandidateLists], asks: Any, added: Any) -> Any:
+        seen.append((lists, by_weights, asks))
+        return choose(lists, by_weights, asks, added)
 
-    whole, *halves = (middle(trees.forests[name]) for name in FORESTS)
-    assert all(0.4 < half / whole < 2.5 for half in halves)
+    monkeypatch.setattr(fitting, "_chosen", chosen)
+    path = shutil.copytree(trained, tmp_path / "run")
+    kgmlm.tune(path, add="trees", progress=False)
+    ((lists, by_weights, asks),) = seen
+    temperature = open_folder(path).settings.training.temperature
+    assert temperature != 1
+    for half, of_B in zip(by_weights.values(), asks.halves(), strict=True):
+        undivided = replace(lists, confident=1.0).weights_of(asks, of_B).averages
+        used = half.mixture.averages
+        assert used == {name: pytest.approx(temperature * undivided[name]) for name in used}
+        assert max(used.values()) > 0
 
 
 @pytest.mark.slow
