@@ -344,7 +344,7 @@ def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _has_header(path: Path, names: Collection[str]) -> bool:
-    """Return whether a table names its columns; a list of labels does not."""
+    """Return whether a table has a header with one of the names; a list of labels has none."""
     return path.suffix == ".parquet" or bool({*columns_of(path)} & {*names})
 
 

@@ -113,7 +113,7 @@ def _suffix(path: Path) -> str:
 
 
 def is_json(path: Path) -> bool:
-    """Return whether a file is JSON by its name."""
+    """Return whether the suffix of a file is one of JSON's."""
     return _suffix(path) in JSON_SUFFIXES
 
 
@@ -232,7 +232,7 @@ def _json(path: Path, given: EdgeFiles, columns: Sequence[str] | None) -> Iterat
 
 
 def _is_nested(value: Any) -> bool:
-    """Return whether a value of JSON is more than a cell, or a list of them, can hold."""
+    """Return whether a value of JSON is an object, or a list with an object or a list in it."""
     return isinstance(value, dict) or (
         isinstance(value, list) and any(isinstance(item, dict | list) for item in value)
     )

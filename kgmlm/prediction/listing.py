@@ -332,7 +332,7 @@ def _manifest(table: pa.Table) -> dict[str, Any]:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file is a list that was written as CSV or TSV."""
+    """Return whether a file is a list of new triples as CSV or TSV."""
     try:
         check_table(path)
     except (OSError, DataError):

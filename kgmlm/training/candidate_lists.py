@@ -86,7 +86,7 @@ class CandidateLists:
         )
 
     def among(self, of_DK: BoolArray) -> CandidateLists:
-        """A copy in which only some of the candidates compete."""
+        """These lists with only the candidates ``of_DK`` open; answers among the others are left out, too."""
         return replace(self, open_DK=self.open_DK & of_DK, asked_DK=self.asked_DK & of_DK)
 
     def first(self, k: int) -> BoolArray:
@@ -172,7 +172,7 @@ class Asks(NamedTuple):
 
     @property
     def odd_B(self) -> BoolArray:
-        """Return which are in the odd half, by the pair of the query's entity and the answer."""
+        """The asks ``(B,)`` of the odd half; pairs of the query's entity and the answer are dealt."""
         return odd_answers(self.queries, self.answers)
 
     def halves(self) -> tuple[BoolArray, BoolArray] | None:
