@@ -6,7 +6,9 @@ user's is one sentence and exit code 2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -66,6 +68,28 @@ class Grouped(TyperGroup):
         for name, of in (groups | {"Data": {"data": DATA, "config": "Print all settings"}}).items():
             with formatter.section(name):
                 formatter.write_dl([(f"{command:<{width}}", text) for command, text in of.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; what it refuses, it refuses in plain words."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _plain(error.message)
+            raise
+
+
+def _plain(message: str) -> str:
+    """A message on a value that is refused, without Pydantic's name of the error, and with the nearest choice.
+
+    >>> _plain("Value error, 'quik' is not one of 'quick', 'best'.")
+    "'quik' is not one of 'quick', 'best'; did you mean 'quick'?"
+    """
+    message = message.removeprefix("Value error, ")
+    if refused := re.fullmatch(r"'(.*)' is not one of (.*)\.", message):
+        value, choices = refused.groups()
+        alike = get_close_matches(value, re.findall("'(.*?)'", choices), 1, 0.6)
+        message = message.removesuffix(".") + (f"; did you mean '{alike[0]}'?" if alike else "")
+    return message
 
 
 app = typer.Typer(

@@ -313,7 +313,25 @@ def data_import(
         listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
         print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))
     if not {"valid", "test"} <= report.get("splits", {}).keys():
-        tell(
-            f"`kgmlm data split {quoted(output)} --random --output FOLDER` draws triples for validation and "
-            "test"
-        )
+        if report["triples"] > TRIED or _splittable(output):
+            tell(
+                f"`kgmlm data split {quoted(output)} --random --output FOLDER` draws triples for validation "
+                "and test"
+            )
+        else:
+            tell("no triples can be drawn for validation and test: too few can leave training")
+
+
+TRIED = 100_000  # triples up to which an import tries whether its graph can be split, before it says how
+
+
+def _splittable(folder: Path) -> bool:
+    from kgmlm.core.errors import DataError
+    from kgmlm.graphs.datasets import read_folder
+    from kgmlm.graphs.splits import split_random
+
+    try:
+        split_random(read_folder(folder))
+    except DataError:
+        return False
+    return True

@@ -31,7 +31,16 @@ from kgmlm.cli.common import (
     flag,
     option,
 )
-from kgmlm.cli.printing import cell, percent, plain_table, print_classified, print_json, print_titled, tell
+from kgmlm.cli.printing import (
+    cell,
+    percent,
+    plain_table,
+    print_classified,
+    print_json,
+    print_reasoned,
+    print_titled,
+    tell,
+)
 
 CLASSIFY: Options = {
     "graph": option(
@@ -44,7 +53,7 @@ CLASSIFY: Options = {
         Path | None,
         None,
         "New entities that triples may have, read by their text: a table with the columns label, name and, "
-        "if you like, description, surface and types.",
+        "if you like, description, surface and types; or an RDF file.",
         read=True,
     ),
     "entity_triples": (EntityTriples, None),
@@ -386,19 +395,22 @@ def _below(probability: float) -> float:
 
 
 def _print_best(rows: list[dict[str, Any]]) -> None:
-    """The most probable triples by their names."""
+    """The most probable triples by their names, with reasons below them where there are any."""
     if not rows:
         return
-    reasons = any(row.get("because") for row in rows)
     probable = rows[0]["probability"] is not None
+    title = f"the {len(rows):,} {'most probable' if probable else 'clearest'}"
+    if any(row.get("because") for row in rows):
+        print_titled(title)
+        print_reasoned(rows)
+        return
     sure = ["probability"] if probable else []
-    table = plain_table("head", "relation", "tail", *sure, *(["because"] if reasons else []), right=sure)
+    table = plain_table("head", "relation", "tail", *sure, right=sure)
     for row in rows:
         cells = [row["head_name"], row["relation_name"], row["tail_name"]]
         cells += [percent(row["probability"])] if probable else []
-        cells += [row["because"].split("; ")[0]] if reasons else []
         table.add_row(*map(cell, cells))
-    print_titled(f"the {len(rows):,} {'most probable' if probable else 'clearest'}", table)
+    print_titled(title, table)
 
 
 def _print_report(report: dict[str, Any]) -> None:

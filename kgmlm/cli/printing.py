@@ -292,7 +292,13 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
     first = f"{'rank':>{places}}  {'name':<{width}}  {header:>{room_for_sure}}         {' '.join(heads)}"
     console.print(Text(first.rstrip(), "dim"), no_wrap=True, overflow="crop", crop=False)
     for n, p in enumerate(found):
-        line = Text(f"{p.rank:>{places}}  {_cut(names[n], width)}  {sure[n]:>{room_for_sure}}  ")
+        name, place = names[n], f"{p.rank:>{places}}"
+        if _width(name) > width:  # on a line of its own
+            for row in _wrapped(name, console.width, places + 2):
+                console.print(Text(f"{place:>{places}}{row[places:]}"), no_wrap=True, crop=False)
+                place = ""
+            name, place = "", " " * places
+        line = Text(f"{place}  {_filled(name, width)}  {sure[n]:>{room_for_sure}}  ")
         line.append_text(_told(p.known)).append(" " * (7 - len("known" if p.known else "new")))
         for of in gains.values():
             line.append(_bar(of[n], bar, console.options.ascii_only), "blue").append(" ")
@@ -343,22 +349,41 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
-def _cut(text: str, width: int) -> str:
-    """A text in so many columns."""
-    from rich.cells import set_cell_size
-
-    return set_cell_size(text, width) if _width(text) <= width else set_cell_size(text, width - 1) + "…"
+def _filled(text: str, width: int) -> str:
+    """A text with blanks behind it, up to so many columns."""
+    return text + " " * (width - _width(text))
 
 
-def _wrapped(sentence: str, width: int) -> list[str]:
-    """The lines of a sentence, indented under the name of an answer."""
+def _wrapped(text: str, width: int, indent: int = 6) -> list[str]:
+    """The lines of a text, indented."""
     from rich.text import Text
 
     from kgmlm.core.errors import printable
 
-    room = max(20, width - 6)
-    lines = Text(printable(sentence)).wrap(stdout(), room)
-    return [" " * 6 + line.plain.rstrip() for line in lines]
+    lines = Text(printable(text)).wrap(stdout(), max(20, width - indent))
+    return [" " * indent + line.plain.rstrip() for line in lines]
+
+
+def print_reasoned(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Listed triples by their names, and below each the reason for it.
+
+    Names stand in columns where the longest of each fit the terminal side by side.
+    """
+    from kgmlm.core.errors import printable
+
+    console = stdout()
+    sure = [percent(row["probability"]) for row in rows]
+    room = max(map(len, sure))
+    triples = [[printable(row[f"{end}_name"]) for end in ("head", "relation", "tail")] for row in rows]
+    widths = [max(_width(triple[n]) for triple in triples) for n in range(3)]
+    if room + sum(widths) + 3 * len("  ") > console.width:
+        widths = [0, 0, 0]
+    for row, triple, probability in zip(rows, triples, sure, strict=True):
+        names = [_filled(name, width) for name, width in zip(triple, widths, strict=True)]
+        console.print(cell("  ".join([f"{probability:>{room}}", *names]).rstrip()), soft_wrap=True)
+        if row["because"]:
+            for line in _wrapped(f"because {row['because'].split('; ')[0]}", console.width):
+                console.print(cell(line), no_wrap=True, overflow="crop", crop=False)
 
 
 def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain: bool) -> None:

@@ -62,7 +62,7 @@ RANK: Options = {
         Path | None,
         None,
         "New entities that join the candidates and may be asked about: a table with the columns label, name "
-        "and, if you like, description, surface and types.",
+        "and, if you like, description, surface and types; or an RDF file.",
         read=True,
     ),
     "entity_triples": (EntityTriples, None),
@@ -107,7 +107,7 @@ def rank(
     if entities is None and entity_triples is not None:
         raise QueryError("--entity-triples goes with --entities")
     if entities is not None:
-        opened = opened.with_entities(entities, entity_triples or ())
+        opened = opened.with_entities(entities, entity_triples or (), progress=Bars(quiet))
     if relation is None and head is not None and tail is not None and queries is None:
         from kgmlm.prediction.classify import rank_relations
 

@@ -309,7 +309,7 @@ UPDATE: Options = {
         Path | None,
         None,
         "New entities with their texts: a file with the columns label and name and, if you like, description "
-        "and types.",
+        "and types; or an RDF file, whose triples are not read.",
         read=True,
     ),
     "remove": option(Path | None, None, "A file of training triples to remove.", read=True),

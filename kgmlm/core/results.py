@@ -25,17 +25,9 @@ class Result:
 class Outcome(dict[str, Any], Result):
     """The values that a job has made or measured, by name, as ``--json`` prints them.
 
-    Args:
-        rows: the key of the value that :meth:`to_frame` gives; by default all values that are figures by
-            name, a row each, or else all that are single.
-
     >>> Outcome({"output": "new.tsv", "listed": 2, "probabilities": {"prior": 0.1}})
     <output='new.tsv', listed=2>
     """
-
-    def __init__(self, values: Mapping[str, Any], rows: str = "") -> None:
-        super().__init__(values)
-        self.rows = rows
 
     @property
     def single(self) -> dict[str, Any]:
@@ -43,14 +35,9 @@ class Outcome(dict[str, Any], Result):
         return {key: value for key, value in self.items() if not isinstance(value, Mapping | list | tuple)}
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows of the outcome: names first, labels last."""
+        """A row for each of the figures by name, or else for each single value."""
         import pandas as pd
 
-        if self.rows:
-            frame = pd.DataFrame(self[self.rows])
-            names = [name for name in frame if str(name).endswith("_name")]
-            labels = [str(name).removesuffix("_name") for name in names]
-            return frame[[*names, *(x for x in frame if x not in (*names, *labels)), *labels]]
         parts = {key: value for key, value in self.items() if isinstance(value, Mapping)}
         if parts and not self.single:
             return pd.DataFrame.from_dict(parts, orient="index")
@@ -63,3 +50,10 @@ class Outcome(dict[str, Any], Result):
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{super()._repr_html_()}"
+
+
+def names_first(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table of triples with the names of their ends before, and their labels behind what else it has."""
+    names = [name for name in frame if str(name).endswith("_name")]
+    labels = [str(name).removesuffix("_name") for name in names]
+    return frame[[*names, *(x for x in frame if x not in (*names, *labels)), *labels]]

@@ -7,6 +7,7 @@ Shapes: N entities, n triples, E training triples of an entity.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
-from kgmlm.core.errors import DataError
+from kgmlm.core.errors import DataError, counted, printable
 from kgmlm.core.tables import CODED, triples_of
 from kgmlm.graphs.attributes import described
 from kgmlm.graphs.entities import (
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 Dataset: TypeAlias = "str | Path | KnowledgeGraph | Triples | TriplesFactory | PykeenDataset"
 
 HUB = 32  # triples of an entity from which on their sorted order is cached
+_FIRST = 5  # triples that a notebook shows of a graph
 HUBS = 1 << 16  # entities in that cache, at most
 
 
@@ -277,6 +279,23 @@ class KnowledgeGraph:
     def queries(self, split: str) -> tuple[Queries, IntArray]:
         """Both queries of each triple of a split (heads first) and, apart, their answers."""
         return both_sides(self.triples(split))
+
+    def summary(self) -> str:
+        """The graph's name and sizes, in a line."""
+        sizes = ", ".join(f"{split} {len(triples):,}" for split, triples in self.splits.items())
+        entities, relations = counted(len(self.entities), "entity"), counted(len(self.relations), "relation")
+        return printable(f"{self.name}: {entities}, {relations}; {sizes}")
+
+    def __repr__(self) -> str:
+        return f"<graph {self.summary()}>"
+
+    def _repr_html_(self) -> str:
+        """The sizes, and the first training triples by their names."""
+        rows = self.named(self.splits["train"][:_FIRST])
+        cells = ("".join(f"<td>{html.escape(printable(name))}</td>" for name in row) for row in rows)
+        head = "<tr><th>head</th><th>relation</th><th>tail</th></tr>"
+        body = "".join(f"<tr>{row}</tr>" for row in cells)
+        return f"<p>{html.escape(repr(self))}</p><table>{head}{body}</table>"
 
     def labeled(self, triples: IntArray) -> list[tuple[str, str, str]]:
         """Ids back to (head, relation, tail) labels."""

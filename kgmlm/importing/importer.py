@@ -470,6 +470,21 @@ class Importer:
             "notes": {},
         }
 
+    def write_described(self) -> int:
+        """Write ``entities`` alone: what has a name, a description or a type, whether a triple has it or not.
+
+        Returns:
+            How many triples there are, which are not written.
+        """
+        labels = self._settle()
+        described_N = np.zeros(len(labels), np.bool_)
+        for ids in (self.texts.best["name"], self.texts.best["description"], self.types):
+            described_N[list(ids)] = True
+        described_N &= ~(self.inner_N | self.reified_N | self.property_N)
+        described_N &= [not label.startswith("_:") for label in labels]
+        self._write_entities(labels, described_N)
+        return sum(map(len, self._distinct())) if self._parts.is_dir() else 0
+
     def _write_triples(self, labels: list[str], entity_N: BoolArray, relation_N: BoolArray) -> int:
         """Write ``train``, and mark what it has."""
         column = pa.array(labels, pa.large_string())

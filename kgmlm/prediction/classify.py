@@ -399,7 +399,7 @@ def classify(
     folder = opened.folder
     opened = opened if graph is None else Run(folder, opened.options, _other(graph, skip_header))
     if entities is not None:
-        opened = opened.with_entities(entities, entity_triples)
+        opened = opened.with_entities(entities, entity_triples, progress=watch)
     elif isinstance(entity_triples, str | Path) or len(labeled_triples(entity_triples)):
         raise ConfigError("--entity-triples goes with --entities")
     asked, ids = _resolved(opened, given, allow_new_relations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import platform
 import time
@@ -11,16 +12,16 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from kgmlm.core import files
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers
+from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers, counted, printable
 from kgmlm.core.files import as_path, locked
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
-from kgmlm.core.results import Outcome
+from kgmlm.core.results import Outcome, names_first
 from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Make, WorkerKeywords, Workers
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -48,6 +49,9 @@ from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.record import TREES, check_result
 from kgmlm.runs.run import Run, path_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PART = 1024  # queries per part
 FITTED = 20_000  # queries of relations that were not asked about, to which probabilities are fitted, too
@@ -248,6 +252,37 @@ class Wanted:
             raise ConfigError(f"the graph must lack some triples: lacking is above 0, not {self.lacking}")
 
 
+class Completion(Outcome):
+    """What :func:`complete` listed: its manifest, and the list in the file that it wrote.
+
+    Prints as the file, the number of its triples, and the ten best.
+    """
+
+    def to_frame(self) -> pd.DataFrame:
+        """All triples of the list, names first, as the file has them now.
+
+        Raises:
+            DataError: when the file is gone or no list.
+        """
+        return names_first(read_list(Path(self["output"]))[0].to_pandas())
+
+    def __repr__(self) -> str:
+        lines = [self._header()]
+        for row in self["best"]:
+            triple, sure = " | ".join(row[f"{end}_name"] for end in ENDS), row["probability"]
+            lines.append(printable(triple if sure is None else f"{sure:6.1%}  {triple}"))
+        return "\n".join(lines)
+
+    def _header(self) -> str:
+        return printable(f"<{counted(self['listed'], 'new triple')} in {self['output']}>")
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        best = names_first(pd.DataFrame(self["best"])).to_html(float_format="{:.4f}".format)
+        return f"<p>{html.escape(self._header())}</p>{best}"
+
+
 class CompletionKeywords(RankingKeywords, WorkerKeywords, total=False):
     """Further keywords of :func:`complete`."""
 
@@ -342,7 +377,7 @@ def complete(
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
         if shard is None:
-            return Outcome(_list(plan, target, wanted, watch) | made, "best")
+            return Completion(_list(plan, target, wanted, watch) | made)
         parts = {"parts": plan.parts.count, "missing": len(plan.parts.missing())}
         return Outcome({"shard": shard, **parts, **made})
 

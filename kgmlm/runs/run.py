@@ -295,14 +295,18 @@ class Run:
         self.loaded_digest = ""
 
     def with_entities(
-        self, more: EntityTable | pd.DataFrame | str | Path, triples: Triples | str | Path = ()
+        self,
+        more: EntityTable | pd.DataFrame | str | Path,
+        triples: Triples | str | Path = (),
+        *,
+        progress: bool | Watcher | Advance = False,
     ) -> Run:
         """A copy of the run that knows new entities, by their texts and triples; nothing is
         trained.
 
         Args:
             more: a table, a DataFrame or a file with columns label, name and, if you like, description,
-                surface and types.
+                surface and types; or an RDF file.
             triples: (head, relation, tail), each with a new entity, by labels or names; or a file. They
                 count like the training triples of other entities: as neighbors in texts, for rules and types,
                 and as known answers.
@@ -311,10 +315,11 @@ class Run:
             DataError: when an entity exists already, or a file is no such table.
             QueryError: for a triple of no new entity, or with an unknown or ambiguous entity or relation.
         """
-        from kgmlm.graphs.datasets import read_entities as read_new
+        from kgmlm.importing.new_entities import read_new_entities
 
         if isinstance(more, str | Path):
-            table = read_new(as_path(more, "the file of entities"), self.graph)
+            with watcher_of(progress) as watch:
+                table = read_new_entities(as_path(more, "the file of entities"), self.graph, watch)
         else:
             table = more if isinstance(more, EntityTable) else labeled_entities(more)
         graph = self.graph.extended(table)
@@ -540,8 +545,8 @@ class Run:
         return list(zip(asked, predicted(self, asked, watch, **options), strict=True))
 
     def __repr__(self) -> str:
-        record = self.folder.record
-        return f"<kgmlm run {self.path}: {record['dataset']}, {record['status']} at step {record['step']:,}>"
+        record, signals = self.folder.record, ", ".join(self.folder.tuned.mixture.signals)
+        return f"<kgmlm run {self.path}: {record['status']}; {self.graph.summary()}; signals: {signals}>"
 
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"

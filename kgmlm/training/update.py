@@ -34,16 +34,17 @@ from kgmlm.core.errors import (
     counted,
     quoted,
 )
+from kgmlm.core.files import as_path
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
-from kgmlm.core.tables import ENDS, columns_of
+from kgmlm.core.tables import ENDS
 from kgmlm.graphs.changes import Change, Place, changed, place_of
-from kgmlm.graphs.datasets import ENTITY_COLUMNS, read_entities
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import write_graph
+from kgmlm.importing.new_entities import read_new_entities
 from kgmlm.prediction.calibration import (
     TRIPLES,
     drop_calibration,
@@ -136,7 +137,7 @@ def update(
             label; likewise a relation. Triples of validation or test that become training triples leave
             their split. A column ``label`` may say which are true (1) and which are false (-1 or 0).
         entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
-            name and, if you like, description, surface and types.
+            name and, if you like, description, surface and types; or an RDF file, whose triples are not read.
         remove: training triples that are to be removed; their entities stay candidates.
         false: triples that are known to be false: they leave training, and training on counts them as wrong
             answers that weigh ten times.
@@ -437,12 +438,7 @@ def _entities(
     if given is None or isinstance(given, EntityTable):
         return given
     if isinstance(given, str | Path):
-        file = path_if(given, "the file of entities")
-        assert file is not None
-        known = sum(ENTITY_COLUMNS, ())
-        for column in (name for name in columns_of(file) if name not in known):
-            watch.tell(f"not read: the column '{column}' of {file.name}")
-        return read_entities(file, folder.graph)
+        return read_new_entities(as_path(given, "the file of entities"), folder.graph, watch)
     return labeled_entities(given)
 
 

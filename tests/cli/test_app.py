@@ -363,6 +363,14 @@ def test_new_entities_are_ranked_and_asked_about(cli: Cli, toy_run: Path, tmp_pa
     asked = [json.loads(x) for x in cli(*base, "--head", "Atlantis").stdout.splitlines()]
     assert len(asked) == 33
     assert not any(row["known"] for row in asked)
+    pytest.importorskip("pyoxigraph")
+    rdf = tmp_path / "new.nt"
+    text = ('<http://x.org/atl> <http://www.w3.org/2000/01/rdf-schema#label> "Atlantis"@en .\n'
+            '<http://x.org/atl> <http://x.org/in> <http://x.org/sea> .\n')  # fmt: skip
+    rdf.write_text(text, "utf-8")
+    done = cli("rank", toy_run, "--relation", "capital", "--entities", rdf, "--head", "Atlantis", "--json")
+    assert len(done.stdout.splitlines()) == 10
+    assert "not read: 1 triple of new.nt" in done.stderr
 
 
 def test_bad_new_entities_are_refused(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
@@ -589,3 +597,10 @@ def test_what_needs_no_model_loads_none(cli: Cli, toy_run: Path) -> None:
         ["info", run],
     ]
     assert loaded_by(commands, ("torch", "transformers", "pykeen")) == [[]] * len(commands)
+
+
+def test_a_choice_that_is_misspelled_is_refused_with_the_nearest(cli: Cli, tmp_path: Path) -> None:
+    done = cli("train", "--dataset", "toy", "--preset", "quik", "--output", tmp_path / "run")
+    assert done.returncode == 2
+    assert done.stderr.endswith("'zero-shot', 'plain'; did you mean 'quick'?\n")
+    assert "Value error" not in done.stderr

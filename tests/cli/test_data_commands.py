@@ -72,3 +72,20 @@ def test_a_header_is_refused_and_skipped_when_told(cli: Cli, tmp_path: Path) -> 
     done = cli("data", "split", folder, "--random", "--skip-header", "--output", tmp_path / "split")
     assert "5 duplicate triples count once" in done.stderr
     refused(cli("linearize", tmp_path, "--head", "a", "--relation", "r", "--skip-header"), "no train.tsv")
+
+
+@pytest.mark.parametrize(("lines", "advised"), [(2, False), (60, True)])
+def test_an_import_says_how_to_split_where_that_works(
+    cli: Cli, tmp_path: Path, lines: int, advised: bool
+) -> None:
+    edges = "".join(f"{n % 8}\tr\t{n % 7}\n" for n in range(lines))
+    (tmp_path / "edges.tsv").write_text("head\trelation\ttail\n" + edges, "utf-8")
+    folder = tmp_path / "graph"
+    done = cli(
+        "data", "import", tmp_path / "edges.tsv", "--columns", "head,relation,tail", "--output", folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("data split" in done.stderr) == advised
+    assert ("too few can leave training" in done.stderr) == (not advised)
+    split = cli("data", "split", folder, "--random", "--output", tmp_path / "split")
+    assert (split.returncode == 0) == advised

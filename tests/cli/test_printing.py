@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from rich.cells import cell_len
 
-from kgmlm.cli.printing import percent, print_predictions, print_table
+from kgmlm.cli.printing import percent, print_predictions, print_reasoned, print_table
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.ranking.predictor import Prediction, WeighedScore
@@ -132,3 +132,33 @@ def test_a_table_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
         ["x", "y", "1,000"], ["[z]", "2"],
     ]  # fmt: skip
     assert not any(c in "".join(lines) for c in "│┃┏")
+
+
+def test_listed_triples_have_their_reasons_below_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = f"Elbe flows {'and ' * 20}far (8 of 65); another (1 of 2)"
+    elbe = {"head_name": "Elbe [red]", "relation_name": "flows through", "tail_name": "東" * 9}
+    oder = {"head_name": "Oder", "relation_name": "is", "tail_name": "a river"}
+    rows = [elbe | {"probability": 0.39, "because": reason}, oder | {"probability": 0.05, "because": ""}]
+    print_reasoned(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f" 39 %  Elbe [red]  flows through  {'東' * 9}"
+    assert lines[-1] == "5.0 %  Oder        is             a river"
+    assert len(lines) == 4
+    assert max(map(cell_len, lines)) <= 80
+    rows[1]["tail_name"] = "river " * 20
+    print_reasoned(rows)
+    assert "5.0 %  Oder  is  " + "river " * 19 + "river" in capsys.readouterr().out, "no name is cut"
+
+
+def test_a_name_that_is_too_long_has_a_line_of_its_own(
+    toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "a name that is longer than a terminal " * 3
+    lines = printed(toy, [replace(p, name=name.strip()) for p in answers()[:1]], capsys)
+    joined = " ".join(" ".join(lines).split())
+    assert name.strip() in joined, "no name is cut"
+    assert max(map(cell_len, lines)) <= 80

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
-from kgmlm.core.results import Outcome
-
-FACT = {"head": "a", "head_name": "A", "probability": 0.5, "tail": "b<c", "tail_name": "B <c"}
+from kgmlm.core.results import Outcome, names_first
 
 
 def test_an_outcome_is_a_dict_with_a_table() -> None:
-    made = Outcome({"output": "x" * 500, "highest": 0.123456, "best": [FACT], "report": {"found": 3}}, "best")
+    made = Outcome({"output": "x" * 500, "highest": 0.123456, "b<c": 1, "report": {"found": 3}})
     assert dict(made) == made
     assert repr(made).startswith("<output='xxx")
     assert len(repr(made)) < 100
-    assert repr(made).endswith(", highest=0.1235>")
-    assert list(made.to_frame()) == ["head_name", "tail_name", "probability", "head", "tail"]
-    assert "B &lt;c" in made._repr_html_()
+    assert "highest=0.1235" in repr(made)
+    assert list(made.to_frame().index) == ["output", "highest", "b<c"]
+    assert "b&lt;c" in made._repr_html_()
+
+
+def test_a_table_of_triples_has_names_first() -> None:
+    row = {"head": "a", "head_name": "A", "probability": 0.5, "tail": "b", "tail_name": "B"}
+    assert list(names_first(pd.DataFrame([row]))) == ["head_name", "tail_name", "probability", "head", "tail"]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ def test_an_outcome_is_a_dict_with_a_table() -> None:
         ({}, []),
     ],
 )
-def test_without_rows_the_table_is_of_the_values(values: dict[str, object], index: list[str]) -> None:
+def test_the_table_is_of_the_values(values: dict[str, object], index: list[str]) -> None:
     made = Outcome(values)
     assert list(made.to_frame().index) == index
     assert repr(made).startswith("<")

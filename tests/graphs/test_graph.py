@@ -45,3 +45,13 @@ def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:
         replace(toy, splits={"train": toy.splits["train"]}).triples("valid")
     with pytest.raises(DataError, match=r"has no split 'dev' \(it has: train, valid, test\)$"):
         toy.triples("dev")
+
+
+def test_a_graph_prints_its_sizes_and_shows_its_first_triples(toy: KnowledgeGraph) -> None:
+    assert repr(toy) == "<graph toy: 31 entities, 5 relations; train 45, valid 4, test 8>"
+    page = toy._repr_html_()
+    assert page.count("<tr>") == 6
+    assert "<td>France</td><td>has the capital</td><td>Paris</td>" in page
+    odd = KnowledgeGraph.from_triples([("<b>", "r", "x\x1b[31m")])
+    assert "<b>" not in odd._repr_html_()
+    assert "\x1b" not in repr(odd) + odd._repr_html_()

@@ -23,6 +23,7 @@ import kgmlm
 from kgmlm.core import files, workers
 from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError
 from kgmlm.core.progress import Watcher
+from kgmlm.core.results import Outcome
 from kgmlm.graphs.queries import triple_keys
 from kgmlm.prediction import candidates, complete
 from kgmlm.prediction.listing import estimate, read_list
@@ -36,7 +37,7 @@ SMALL: dict[str, Any] = {
 TIMES = ("seconds", "queries scored", "output", "best")  # that are no part of the manifest
 
 
-def completed(run: Path, output: Path, **options: Any) -> dict[str, Any]:
+def completed(run: Path, output: Path, **options: Any) -> Outcome:
     return kgmlm.complete(run, output, **{**SMALL, **options})
 
 
@@ -492,6 +493,23 @@ def test_a_list_is_never_empty_by_default(toy_run: Path, tmp_path: Path) -> None
     made = completed(toy_run, tmp_path / "new", min_probability=None)
     assert 10 <= made["listed"] < every
     assert completed(toy_run, tmp_path / "new", min_probability=0.99)["listed"] == 0
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
+def test_a_list_shows_its_facts_and_has_all_of_them(toy_run: Path, tmp_path: Path, suffix: str) -> None:
+    made = completed(toy_run, tmp_path / f"new{suffix}")
+    first, *facts = repr(made).splitlines()
+    assert first == f"<{made['listed']} new triples in {made['output']}>"
+    assert len(facts) == 10
+    best = made["best"][0]
+    assert facts[0].endswith(f"{best['head_name']} | {best['relation_name']} | {best['tail_name']}")
+    frame = made.to_frame()
+    assert len(frame) == made["listed"] > 10
+    assert list(frame)[:4] == ["head_name", "relation_name", "tail_name", "probability"]
+    assert best["head_name"] in made._repr_html_()
+    Path(made["output"]).unlink()
+    with pytest.raises(DataError, match="there is no file"):
+        made.to_frame()
 
 
 def test_many_queries_come_with_ways_to_ask_fewer(
