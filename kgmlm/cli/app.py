@@ -79,7 +79,7 @@ class Grouped(TyperGroup):
 
 
 def _plain(message: str) -> str:
-    """A message on a value that is refused, without Pydantic's name of the error, and with the nearest choice.
+    """A message on a value that is refused, without Pydantic's name of the error, with the nearest choice.
 
     >>> _plain("Value error, 'quik' is not one of 'quick', 'best'.")
     "'quik' is not one of 'quick', 'best'; did you mean 'quick'?"

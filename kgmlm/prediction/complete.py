@@ -253,7 +253,7 @@ class Wanted:
 
 
 class Completion(Outcome):
-    """What :func:`complete` listed: its manifest, and the list in the file that it wrote.
+    """The manifest of what :func:`complete` listed, and the list in the file that it wrote.
 
     Prints as the file, the number of its triples, and the ten best.
     """

@@ -11,14 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from kgmlm.core import files
 from kgmlm.core.errors import KgmlmError
 from kgmlm.core.progress import Watcher
+from kgmlm.prediction.candidates import MANIFEST
 from kgmlm.prediction.complete import complete, made_of
 from kgmlm.prediction.listing import read_list
 from kgmlm.runs.run import Run
 
 FILE = "new-facts.parquet"  # in the run
 QUERIES = 2000  # of larger graphs: a sample, some half a minute of a core
+FIRST = 200  # of a first sample, which people see meanwhile
+PART = 100  # queries after which progress moves
+SMALL = 5000  # training triples up to which a graph needs no first sample
 LEAST = 0.01  # the least probability that is listed
 ENOUGH = 10  # facts of which it says something how many came true
 TEST = "test"  # the split that the list knows nothing of, to see how many came true
@@ -78,12 +83,21 @@ def clear_parts(file: Path) -> None:
     shutil.rmtree(f"{file}.parts", ignore_errors=True)
 
 
-def command(run: Run, file: Path) -> list[str]:
+def progress(file: Path) -> float:
+    """The share of the questions that are asked, of a list that a process makes."""
+    folder = Path(f"{file}.parts")
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        queries = int(files.parse_json((folder / MANIFEST).read_bytes())["queries"])
+        return min(1.0, PART * len(list(folder.glob("part-*.parquet"))) / max(1, queries))
+    return 0.0
+
+
+def command(run: Run, file: Path, sample: int = QUERIES) -> list[str]:
     """The command that makes the list in a process of its own."""
     given = _keywords(run)
     return [
         *(sys.executable, "-m", "kgmlm", "complete", str(run.path.resolve()), "--output", str(file)),
-        *("--min-probability", str(LEAST), "--sample", str(QUERIES), "--quiet"),
+        *("--min-probability", str(LEAST), "--sample", str(sample), "--part-size", str(PART), "--quiet"),
         *("--known", ",".join(given["known"]), "--scores", run.options.scores),
         *(["--explain"] if given["explain"] else []),
         *(["--report", TEST] if given["report"] else []),

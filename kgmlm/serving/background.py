@@ -21,7 +21,17 @@ from fastapi import FastAPI, HTTPException
 from kgmlm.core import files
 from kgmlm.core.errors import RunError
 from kgmlm.core.tables import ENDS
-from kgmlm.prediction.new_facts import FILE, NewFacts, clear, clear_parts, command
+from kgmlm.prediction.new_facts import (
+    FILE,
+    FIRST,
+    QUERIES,
+    SMALL,
+    NewFacts,
+    clear,
+    clear_parts,
+    command,
+    progress,
+)
 from kgmlm.prediction.suggest import teaching
 from kgmlm.runs.feedback import Labels
 from kgmlm.runs.run import Run
@@ -67,6 +77,8 @@ def _last_words(process: subprocess.Popen[str]) -> str:
 class FactFinder:
     """The most probable triples that a run's graph lacks; the first question for them begins the work.
 
+    Of larger graphs a first sample of queries is asked, whose facts are shown until the list is made.
+
     Args:
         keep: whether the list is kept in the run's folder, for the next service; else it lives as long as
             this one.
@@ -77,8 +89,13 @@ class FactFinder:
         self.run, self.is_current = run, is_current
         self._own = None if keep else tempfile.TemporaryDirectory(prefix="kgmlm-")
         self.file = (run.folder.path if self._own is None else Path(self._own.name)) / FILE
+        self._spare = tempfile.TemporaryDirectory(prefix="kgmlm-")
+        first = (Path(self._spare.name) / FILE, FIRST)
+        small = len(run.graph.splits["train"]) <= SMALL
+        self._steps = [(self.file, QUERIES)] if small else [first, (self.file, QUERIES)]
         self._process: subprocess.Popen[str] | None = None
         self._found: NewFacts | None = None
+        self._status: Literal["new", "looking", "ready", "none"] = "new"
         self._why = ""
         self._lock = threading.Lock()
 
@@ -92,10 +109,12 @@ class FactFinder:
             judged: put first what would teach most if it were judged, without what is judged already.
         """
         with self._lock:
-            status, found = self._look(), self._found
+            self._look()
+            status, found = self._status, self._found
+            done = progress(self._steps[0][0]) if status == "looking" else 1.0
         if found is None:
             nothing: Row = {"asked": 0, "hidden": None, "total": 0, "relations": [], "facts": []}
-            return {"status": status, "why": self._why, **nothing}
+            return {"status": status, "progress": done, "why": self._why, **nothing}
         counts = pc.value_counts(found.table.column("relation")).to_pylist()
         chosen = found.table
         if relation is not None:
@@ -104,6 +123,7 @@ class FactFinder:
             chosen = chosen.take(teaching(chosen, min(len(chosen), QUESTIONS), judged))
         return {
             "status": status,
+            "progress": done,
             "why": "",
             "asked": found.asked,
             "hidden": found.hidden,
@@ -118,38 +138,52 @@ class FactFinder:
     def close(self) -> None:
         """End the work, and forget what is not kept."""
         with self._lock:
-            self._why = self._why or "the service is ending"
+            self._status, self._why = "none", self._why or "the service is ending"
             if self._process is not None:
                 self._process.kill()
                 self._process.communicate()
                 self._process = None
-            if self._own is not None:
-                self._own.cleanup()
+            for folder in filter(None, (self._own, self._spare)):
+                folder.cleanup()
 
-    def _look(self) -> Literal["ready", "looking", "none"]:
+    def _look(self) -> None:
         """See how far the work is, and begin it where it has not begun."""
-        if self._process is not None and self._process.poll() is None:
-            return "looking"
-        if self._found is None and not self._why:
-            self._found = NewFacts.read(self.run, self.file)
+        if self._status == "new":
+            self._found = NewFacts.read(self.run, self.file)  # another service has kept it
             if self._found is not None:
                 clear_parts(self.file)
-        if self._found is None and not self._why and self._process is not None:
-            self._why, self._process = _last_words(self._process), None
-        if self._found is None and not self._why:
-            self._begin()
-        return "ready" if self._found is not None else "none" if self._why else "looking"
+                self._status = "ready"
+            else:
+                self._begin()
+        elif self._process is not None and self._process.poll() is not None:
+            process, self._process = self._process, None
+            file = self._steps.pop(0)[0]
+            made, error = NewFacts.read(self.run, file), _last_words(process)
+            clear_parts(file)
+            if made is None:
+                self._end(error)
+            elif self._steps:
+                self._found = made
+                self._begin()
+            else:
+                self._found, self._status = made, "ready"
 
     def _begin(self) -> None:
-        """Start the process, after what it left of another state of the run is gone."""
+        """Start the next process, after what it left of another state of the run is gone."""
         if not self.is_current():
-            self._why = CHANGED
+            self._end(CHANGED)
             return
-        clear(self.file)
+        file, sample = self._steps[0]
+        clear(file)
         try:
-            self._process = _started(command(self.run, self.file))
+            self._process = _started(command(self.run, file, sample))
+            self._status = "looking"
         except RunError as error:
-            self._why = str(error)
+            self._end(str(error))
+
+    def _end(self, why: str) -> None:
+        """Look no further; facts of the first sample stay."""
+        self._status, self._why = "none" if self._found is None else "ready", why
 
 
 class Updates:

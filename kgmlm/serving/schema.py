@@ -479,8 +479,10 @@ class NewFactsResponse(BaseModel):
     """The facts that the graph probably lacks, the most probable first."""
 
     status: Literal["ready", "looking", "none"] = Field(
-        description="looking: a process is at work, ask again in seconds; none: there will be no list."
+        description="looking: a process is at work, ask again in seconds; facts are those of a first sample, "
+        "where there are any; none: there will be no list."
     )
+    progress: float = Field(description="The share of the queries that are asked; 1 when it has ended.")
     why: str = Field(description="Why there will be none.")
     asked: int = Field(description="How many queries the facts are the answers of; of large graphs a sample.")
     hidden: CameTrue | None = Field(description="A check on the test split; null where there is none.")

@@ -342,6 +342,28 @@ def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Pa
     assert (run / FILE).stat().st_mtime_ns != kept
 
 
+def test_facts_of_a_first_sample_are_shown_while_it_looks_further(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(folder, tmp_path / "toy")
+    monkeypatch.setattr("kgmlm.serving.background.SMALL", 10)
+    monkeypatch.setattr("kgmlm.serving.background.FIRST", 20)
+    seen = []
+    with TestClient(service(run), HOME) as client:
+        until = time.monotonic() + 300
+        while (found := client.get("/new-facts").json())["status"] == "looking":
+            seen.append((found["total"], found["asked"], found["progress"]))
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    assert found["status"] == "ready", found["why"]
+    assert found["progress"] == 1
+    assert seen[0] == (0, 0, 0)
+    assert all(0 <= progress <= 1 for _, _, progress in seen)
+    assert {asked for total, asked, _ in seen if total} == {20}, "facts of the first sample come first"
+    assert found["asked"] > 20
+    assert not [path for path in run.iterdir() if path.name.startswith(f"{FILE}.")], "no parts are left"
+
+
 def test_it_is_said_why_there_are_no_new_facts(folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(folder, tmp_path / "toy")
     with TestClient(service(run), HOME) as client:

@@ -7,6 +7,7 @@ import { many, percent } from "./words.js";
 
 const KNOWN = 12;
 const PREDICTED = 5;
+const LEAST = 0.01; // the probability below which no prediction is drawn
 const ROW = 46;
 const NARROW = 620;
 const SIMILAR = 8;
@@ -32,7 +33,8 @@ function chosen(triples, entity, relation) {
 }
 
 function predicted(found) {
-  const rows = found.predictions.filter((a) => !a.known && a.possible).slice(0, PREDICTED);
+  const enough = (a) => !found.hidden || (a.probability ?? 0) >= LEAST; // `hidden`: where there are probabilities
+  const rows = found.predictions.filter((a) => !a.known && a.possible && enough(a)).slice(0, PREDICTED);
   const [best, worst] = [rows[0]?.score ?? 0, rows.at(-1)?.score ?? 0];
   return rows.map((a) => ({
     out: found.target === "tail",

@@ -13,7 +13,6 @@ import { go, now, onChange } from "./state.js";
 import { many } from "./words.js";
 import * as why from "./why.js";
 
-const LIKELY = 0.1; // the probability from which on a new answer is shown in the sentence
 const MOST = 1000; // answers that the service gives of a query
 const FILTERED = 200; // that are asked for first where filters leave some out
 const NEW = "new: "; // before the name of an entity that the graph has not: its label
@@ -76,7 +75,12 @@ async function update(state) {
     keep.show(state);
     if (!isKnown) ask.showHole(null);
     byId("error").hidden = true;
-    fill(byId("hint"), !isStart && !state.entity && !state.name && "Choose an entity, or ask about a new one.");
+    const isBare = state.name && !state.about && !state.kind && !state.given.length;
+    fill(
+      byId("hint"),
+      !isStart && !state.entity && !state.name && "Choose an entity, or ask about a new one.",
+      isBare && "Nothing is known of this but its name; a description, a type or a triple would say more.",
+    );
     if (isStart || !(state.entity || state.name)) {
       nothing();
       document.title = "kgmlm";
@@ -116,8 +120,7 @@ function show(state) {
   const known = state.page === 1 ? answers.given(found.predictions, state) : [];
   const shown = left.slice((state.page - 1) * answers.SIZE, state.page * answers.SIZE);
   rows = [...known, ...shown].sort((a, b) => a.rank - b.rank);
-  const likely = shown.find((a) => (a.probability ?? 1) >= LIKELY);
-  const chosen = state.why ? among(found, state.why) : (likely ?? known[0] ?? shown[0]);
+  const chosen = state.why ? among(found, state.why) : (shown[0] ?? known[0]);
   const second = state.vs && state.vs !== chosen?.entity ? among(found, state.vs) : null;
   ask.show(state, found);
   ask.showHole(chosen);

@@ -71,15 +71,17 @@ function chooser(found) {
 
 function showFacts(found, hidden) {
   const nothing = {
-    looking: "Looking for facts that this graph lacks …",
+    looking: `Looking for facts that this graph lacks … ${Math.round(100 * found.progress)} %`,
     none: `No list of missing facts: ${found.why}.`,
     ready: `Nothing is probable enough: ${many(found.asked, "question")} asked.`,
   };
   fill(byId("facts-head"), chooser(found), orders());
   fill(byId("facts"), found.facts.map(row));
   const more = el("button", { type: "button", class: "quiet", onclick: () => ((limit += SIZE), facts()) }, "More");
+  const isSample = found.status === "looking" && found.total > 0;
   fill(
     byId("facts-said"),
+    isSample && el("span", { role: "status" }, `From a first sample; looking further … ${Math.round(100 * found.progress)} % `),
     found.total
       ? el("span", {}, found.facts.some((fact) => fact.probability === null)
           ? `The best answers of ${many(found.asked, "question")}, the clearest first; validation has too little for probabilities.`
@@ -95,7 +97,7 @@ let meaning = "";
 async function facts() {
   const mine = ++turn;
   const found = await get("/new-facts", { limit, order, ...(relation && { relation }) }).catch((error) => ({
-    status: "none", why: error.message, asked: 0, total: 0, relations: [], facts: [],
+    status: "none", progress: 1, why: error.message, asked: 0, total: 0, relations: [], facts: [],
   }));
   if (mine !== turn) return;
   showFacts(found, meaning);
