@@ -232,14 +232,12 @@ def check(
     *,
     model: str | Path | None = None,
     skip_header: bool = False,
-    weighted: bool = False,
 ) -> Check:
     """Count what a dataset has, and what is wrong, odd or leaky about it.
 
     Args:
         model: count the lengths of names in the tokens of this model, too.
         skip_header: leave out the first line of each file of triples.
-        weighted: the fourth column of ``train`` says how sure its triples are.
 
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
@@ -247,7 +245,7 @@ def check(
     if model == "scratch":
         raise ConfigError("'scratch' has no tokenizer before it is trained; name a pretrained model")
     check_dataset(dataset, CHECKING, watcher_of(True).tell)
-    graph = load_graph(dataset, skip_header=skip_header, weighted=weighted)
+    graph = load_graph(dataset, skip_header=skip_header)
     card = _card_of(dataset)
     report = check_graph(graph, card.counts if card else None)
     report["unread"] = dict(graph.unread)
@@ -286,21 +284,18 @@ def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, A
     }
 
 
-def show(
-    dataset: Dataset, *, entity: str | None = None, skip_header: bool = False, weighted: bool = False
-) -> Shown:
+def show(dataset: Dataset, *, entity: str | None = None, skip_header: bool = False) -> Shown:
     """A dataset's card and a few triples, or one entity with its training triples.
 
     Args:
         entity: its label or name.
         skip_header: leave out the first line of each file of triples.
-        weighted: the fourth column of ``train`` says how sure its triples are.
 
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
         QueryError: for an unknown or ambiguous entity.
     """
-    graph = load_graph(dataset, skip_header=skip_header, weighted=weighted)
+    graph = load_graph(dataset, skip_header=skip_header)
     train, found = graph.splits["train"], None
     if entity is None:
         triples = train[:5]
@@ -322,7 +317,6 @@ def split(
     test: float | None = None,
     seed: int = 0,
     skip_header: bool = False,
-    weighted: bool = False,
     progress: bool | Watcher | Advance = True,
 ) -> Split:
     """Split a dataset and write it as a new folder, with its card.
@@ -334,7 +328,6 @@ def split(
             training has not: the share of the entities to hold out for each of the two.
         valid, test: with ``random``: shares of the triples; None is a tenth.
         skip_header: leave out the first line of each file of triples.
-        weighted: the fourth column of ``train`` says how sure its triples are; that of the new one does, too.
 
     Raises:
         ConfigError: when options do not go together.
@@ -346,7 +339,7 @@ def split(
     if unseen_entities is not None and (valid, test) != (None, None):
         raise ConfigError("--valid and --test go with --random")
     target, watch = as_path(output, "the output"), watcher_of(progress)
-    graph = source = load_graph(dataset, skip_header=skip_header, weighted=weighted)
+    graph = source = load_graph(dataset, skip_header=skip_header)
     tell_unread(graph, watch.tell)
     if unseen_entities is None:
         twice = repeated(graph.splits["train"])

@@ -434,14 +434,6 @@ SkipHeader = Annotated[
     bool,
     typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),
 ]
-Weighted = Annotated[
-    bool,
-    typer.Option(
-        "--weighted",
-        help="The fourth column of the folder's train file says how sure each triple is, above 0 and at most "
-        "1.",
-    ),
-]
 RANKING: Options = {
     "scores": (Scores, "all"),
     "allow_self": (AllowSelf, False),

@@ -12,7 +12,6 @@ from kgmlm.cli.common import (
     Options,
     Quiet,
     SkipHeader,
-    Weighted,
     command,
     fail,
     flag,
@@ -59,7 +58,6 @@ def data_check(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     model: Annotated[str | None, typer.Option(help="Count name lengths in this model's tokens.")] = None,
     skip_header: SkipHeader = False,
-    weighted: Weighted = False,
     as_json: Json = False,
 ) -> None:
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
@@ -70,7 +68,7 @@ def data_check(
     from kgmlm.data import check as job
     from kgmlm.graphs.cards import card_names
 
-    found = job(dataset, model=model, skip_header=skip_header, weighted=weighted)
+    found = job(dataset, model=model, skip_header=skip_header)
     if as_json:
         print_json(found.as_json())
     else:
@@ -89,13 +87,12 @@ def data_show(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     entity: Annotated[str | None, typer.Option(help="Show one entity and its training triples.")] = None,
     skip_header: SkipHeader = False,
-    weighted: Weighted = False,
     as_json: Json = False,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
     from kgmlm.data import show as job
 
-    shown = job(dataset, entity=entity, skip_header=skip_header, weighted=weighted)
+    shown = job(dataset, entity=entity, skip_header=skip_header)
     if as_json:
         print_json(shown.as_json())
     else:
@@ -123,7 +120,6 @@ def data_split(
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     skip_header: SkipHeader = False,
-    weighted: Weighted = False,
     as_json: Json = False,
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
@@ -143,7 +139,6 @@ def data_split(
         test=test,
         seed=seed,
         skip_header=skip_header,
-        weighted=weighted,
         progress=Bars(),
     )
     if as_json:

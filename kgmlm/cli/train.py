@@ -22,7 +22,6 @@ from kgmlm.cli.common import (
     Precision,
     Quiet,
     SkipHeader,
-    Weighted,
     command,
     flag,
     option,
@@ -82,7 +81,6 @@ TRAIN: Options = {
     ),
     "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
     "skip_header": (SkipHeader, False),
-    "weighted": (Weighted, False),
 }
 
 

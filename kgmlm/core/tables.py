@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, FloatArray
+from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import DataError, first_line
 
 csv.field_size_limit(2**31 - 1)  # descriptions may be longer than Python's default allows
@@ -284,48 +284,13 @@ def truths(labels: Sequence[str], where: str, first: int = 1) -> list[bool]:
     false = next((label for label in labels if label != "1"), "0")
     for number, label in enumerate(labels, first):
         if label not in ("1", "-1", "0"):
-            kinds = f"it must be 1 (true), or -1 or 0 (false){_hint(label)}"
+            kinds = "it must be 1 (true), or -1 or 0 (false); or leave the column out"
             raise DataError(f"{where}{number}: the label is '{label}'; {kinds}")
         if label not in ("1", false):
             raise DataError(
                 f"{where}{number}: the label is '{label}', but {false} stood for false before; use one"
             )
     return [label == "1" for label in labels]
-
-
-def _hint(label: str) -> str:
-    """Advice on a fourth column without labels of truth, as the end of a sentence."""
-    try:
-        number = float(label)
-    except ValueError:
-        return ". If it is something else: keep head, relation and tail alone"
-    return "; confidences of training triples are read by --weighted" if 0 < number < 1 else ""
-
-
-def confidences_of(table: pa.Table, origin: str, first: int = 1) -> FloatArray:
-    """Return how sure each triple is, above 0 and at most 1, as its fourth column says.
-
-    Args:
-        first: the line of the first triple.
-
-    Raises:
-        DataError: when there is no such column; naming the line, for anything else.
-    """
-    if LABEL not in table.column_names:
-        raise DataError(f"{origin} has no fourth column with confidences, from 0 to 1")
-    texts = table.column(LABEL).to_pylist()
-    found = np.ones(len(texts))
-    for at, text in enumerate(texts):
-        try:
-            found[at] = float(text)
-        except ValueError:
-            found[at] = np.nan
-        if not 0 < found[at] <= 1:
-            false = ", which labels a false triple: leave out --weighted" if text in ("0", "-1") else ""
-            raise DataError(
-                f"{origin}:{first + at}: the confidence is '{text}'{false}; it must be above 0 and at most 1"
-            )
-    return found
 
 
 def fits_tsv(field: str) -> bool:

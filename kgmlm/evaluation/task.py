@@ -31,7 +31,6 @@ from kgmlm.graphs.queries import (
     SPLITS,
     Columns,
     FilterIndex,
-    GroupedAnswers,
     Groups,
     Queries,
     both_sides,
@@ -227,14 +226,12 @@ class Part(NamedTuple):
         group: which of the distinct queries that are scored each is.
         answers: the column of each one's answer among what is scored.
         known: known answers as (position in ``at``, column) pairs.
-        rejected: answers that are known to be wrong, likewise.
     """
 
     at: IntArray
     group: IntArray
     answers: IntArray
     known: tuple[IntArray, IntArray]
-    rejected: tuple[IntArray, IntArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +245,6 @@ class RankingTask:
         answers: of each.
         groups: which queries are equal.
         known: the filter.
-        rejected: of each query the answers that are known to be wrong, which weights are fitted by.
         member_N: which entities are candidates under the protocol.
         columns: a sample of the candidates, which alone are scored; None is all entities.
     """
@@ -259,7 +255,6 @@ class RankingTask:
     answers: IntArray
     groups: Groups
     known: FilterIndex
-    rejected: GroupedAnswers
     member_N: BoolArray
     columns: Columns | None = None
 
@@ -292,8 +287,7 @@ class RankingTask:
         if among and among < len(members):
             drawn = np.random.default_rng(protocol.seed).choice(members, among, replace=False)
             columns = Columns(np.union1d(answers, drawn))
-        rejected = scope.graph.rejected_answers(queries)
-        return cls(sampled, triples, queries, answers, groups, known, rejected, member_N, columns)
+        return cls(sampled, triples, queries, answers, groups, known, member_N, columns)
 
     @property
     def sides(self) -> int:
@@ -349,8 +343,7 @@ class RankingTask:
             answers, known = self.answers[at], self._places(*self.known.lookup(self.queries[at]))
             if self.columns is not None:
                 answers = self.columns.of(answers)
-            rejected = self._places(*self.rejected.take(at))
-            yield Part(at, group[start : start + most], answers, known, rejected)
+            yield Part(at, group[start : start + most], answers, known)
 
     def _places(self, rows: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
         """Entities that rows have as columns of what is scored, without those that are not."""

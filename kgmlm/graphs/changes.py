@@ -41,7 +41,6 @@ class Change:
         missing: how many of the triples to remove training did not have.
         moved: by split, how many of its triples it has no more, since training has them or they are false.
         false: how many negatives training has more.
-        sure: how many training triples are no longer doubtful.
         alike: new labels that are nearly alike to others, each with the known (or earlier new) one.
         restored: how many triples are back where they were before a judgment.
     """
@@ -55,13 +54,12 @@ class Change:
     missing: int
     moved: Mapping[str, int]
     false: int = 0
-    sure: int = 0
     alike: tuple[Alike, ...] = ()
     restored: int = 0
 
     def __bool__(self) -> bool:
         counts = (self.entities, self.relations, len(self.added), len(self.removed), self.moved)
-        return any((*counts, self.false, self.sure, self.restored))
+        return any((*counts, self.false, self.restored))
 
     def counts(self) -> dict[str, Any]:
         """The change, in numbers."""
@@ -93,8 +91,7 @@ def changed(
     An end of a triple is the label of an entity, else exactly the name that one was given. What is neither
     is a new entity, or a new relation, that is called by its label, as words. A triple of validation or test
     that is added to training leaves its split, since an answer in training is none that has to be found. A
-    triple that is false leaves its split, and is a negative of training from then on. A doubtful one that is
-    added is sure.
+    triple that is false leaves its split, and is a negative of training from then on.
 
     Args:
         triples, remove, false: by labels or names; ``triples`` may say which of them are false.
@@ -154,12 +151,8 @@ def changed(
     if len(all_false) or "train" in negatives:
         negatives = {**negatives, "train": all_false}
     negatives = {split: rows for split, rows in negatives.items() if len(rows) or split != "train"}
-    doubts = grown.doubts
-    if doubts is not None and (len(true) or len(gone)):
-        doubts = doubts.without(FilterIndex([true, gone], len(grown.entities)))
-    sure = 0 if grown.doubts is None else len(grown.doubts.triples) - (len(doubts.triples) if doubts else 0)
     splits = {"train": whole_train, **others}
-    whole = replace(grown, splits=splits, negatives=negatives, doubts=doubts, links=None)
+    whole = replace(grown, splits=splits, negatives=negatives, links=None)
     new = len(grown.entities) - before[0], len(grown.relations) - before[1]
     further = len(all_false) - len(before_false)
     restored = sum(map(len, back.values()))
@@ -172,7 +165,6 @@ def changed(
         missing,
         moved,
         further,
-        sure,
         (*of_table, *alike),
         restored,
     )

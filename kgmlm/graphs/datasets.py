@@ -34,7 +34,7 @@ from kgmlm.graphs.attributes import described, read_attributes
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, folder_card, read_card, write_card
 from kgmlm.graphs.entities import EntityTable, completed
 from kgmlm.graphs.given import is_pykeens
-from kgmlm.graphs.graph import Dataset, Doubts, KnowledgeGraph, TextColumns, build_graph
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import SPLITS
 
 # --- readers of texts, by the name that a card gives -------------------------------------------------------
@@ -354,9 +354,7 @@ def tell_unread(graph: KnowledgeGraph, tell: Callable[[str], None]) -> None:
         tell(f"not read: {name}" + (f" ({remedy})" if remedy else ""))
 
 
-def read_folder(
-    folder: Path, name: str | None = None, *, skip_header: bool = False, weighted: bool = False
-) -> KnowledgeGraph:
+def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
     Triples are TSV, CSV (no header) or Parquet, gzipped or not; they may have a fourth column, ``label``: 1
@@ -369,7 +367,6 @@ def read_folder(
 
     Args:
         skip_header: leave out the first line of each file of triples but Parquet.
-        weighted: the fourth column of ``train`` says how sure its triples are, above 0 and at most 1.
 
     Raises:
         DataError: naming file and line, also for a header among triples, or a file with a name that is nearly
@@ -379,13 +376,8 @@ def read_folder(
     paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
     if "train" not in paths:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
-    splits, negatives, notes, confidence = {}, {}, dict[str, int](), None
+    splits, negatives, notes = {}, {}, dict[str, int]()
     for split, file in paths.items():
-        if weighted and split == "train":
-            table = _read_triples(file, skip_header)
-            confidence = tables.confidences_of(table, str(file), _first(file, skip_header))
-            splits[split] = table.select(ENDS)
-            continue
         table, true = read_labeled(file, skip_header=skip_header)
         splits[split] = table if true is None else table.filter(pa.array(true))
         if true is not None and not true.all():
@@ -420,8 +412,6 @@ def read_folder(
         negatives=negatives,
     )
     _check_headers(paths, graph, skip_header)
-    if confidence is not None:
-        graph = replace(graph, doubts=Doubts.of(graph.splits["train"], confidence))
     if path := tables.find_table(folder, ATTRIBUTES):
         paths[ATTRIBUTES] = path
         graph = _with_attributes(graph, path)
@@ -452,7 +442,6 @@ def load_graph(
     download: bool = True,
     progress: bool = True,
     skip_header: bool = False,
-    weighted: bool = False,
 ) -> KnowledgeGraph:
     """A graph of the name of a built-in dataset, the path of a folder, or triples in memory.
 
@@ -462,7 +451,6 @@ def load_graph(
             A graph is returned as it is.
         download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
         skip_header: of a folder, leave out the first line of each file of triples.
-        weighted: of a folder, the fourth column of ``train`` says how sure its triples are.
 
     Raises:
         DataError: when there is no such dataset or its files are wrong.
@@ -475,15 +463,15 @@ def load_graph(
     if isinstance(dataset, KnowledgeGraph):
         return dataset
     if not isinstance(dataset, str | Path):
-        if skip_header or weighted:
-            raise DataError("skip_header and weighted are for files, not for triples in memory")
+        if skip_header:
+            raise DataError("skip_header is for files, not for triples in memory")
         return KnowledgeGraph.from_pykeen(dataset) if is_pykeens(dataset) else _of_triples(dataset)
     if dataset == "":
         raise DataError("the dataset's name is empty")
     folder = Path(dataset)
     named = str(dataset) in card_names()
     if folder.is_dir() and (isinstance(dataset, Path) or not named):
-        return read_folder(folder, skip_header=skip_header, weighted=weighted)
+        return read_folder(folder, skip_header=skip_header)
     if folder.exists() and not named:
         raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
@@ -494,8 +482,6 @@ def load_graph(
     card = read_card(str(dataset))
     if skip_header:
         raise DataError(f"'{dataset}' is built in and has no header; leave out --skip-header")
-    if weighted:
-        raise DataError(f"'{dataset}' is built in and has no confidences; leave out --weighted")
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
@@ -527,7 +513,7 @@ def _of_triples(triples: Any) -> KnowledgeGraph:
 
 
 def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
-    """Write the triples of each split into a folder, with labels or confidences where there are some."""
+    """Write the triples of each split into a folder, with labels where some are false."""
     for split, triples in graph.splits.items():
         table = graph.labels(triples)
         if len(false := graph.negatives.get(split, ())):
@@ -536,9 +522,6 @@ def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
                 part.append_column(LABEL, pa.array([label] * len(part), pa.large_string()))
                 for part, label in both
             )
-        elif split == "train" and graph.doubts is not None:
-            sure = [repr(float(x)) for x in graph.confidence(triples)]
-            table = table.append_column(LABEL, pa.array(sure, pa.large_string()))
         write_table(folder / split, table, header=False)
 
 

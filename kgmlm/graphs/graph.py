@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.errors import DataError, counted, printable
 from kgmlm.core.tables import CODED, triples_of
 from kgmlm.graphs.attributes import described
@@ -50,7 +50,6 @@ from kgmlm.graphs.queries import (
     Target,
     answered,
     both_sides,
-    triple_keys,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -77,7 +76,6 @@ class KnowledgeGraph:
         sources: file name to sha256, for the record.
         notes: counts that a reader of texts wants reported.
         negatives: split name to (n, 3) ids of triples that its file says are false; most graphs have none.
-        doubts: training triples that are not quite sure, where a graph has some.
         links: training triples by entity, where a run keeps them so.
         unread: files and columns beside those that were read, each with a remedy (or nothing).
     """
@@ -89,7 +87,6 @@ class KnowledgeGraph:
     sources: Mapping[str, str]
     notes: Mapping[str, int] = field(default_factory=dict)
     negatives: Mapping[str, IntArray] = field(default_factory=dict)
-    doubts: Doubts | None = None
     links: Links | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,7 +101,6 @@ class KnowledgeGraph:
         descriptions: Mapping[str, str] | pd.Series | None = None,
         entities: pd.DataFrame | None = None,
         relation_names: Mapping[str, str] | pd.Series | None = None,
-        confidences: Sequence[float] | None = None,
         attributes: Iterable[tuple[str, str, str]] = (),
         name: str = "graph",
     ) -> KnowledgeGraph:
@@ -117,12 +113,11 @@ class KnowledgeGraph:
             entities: instead, a table with the column label and, if you like, name, description, surface and
                 types; entities that no triple has are candidates, too.
             relation_names: by label.
-            confidences: how sure each training triple is, above 0 and at most 1.
             attributes: (entity, attribute, value) by label, such as ("paris", "inhabitants", "2100000"), for
                 descriptions.
 
         Raises:
-            DataError: without training triples, where a text is none, or a confidence is not such a number.
+            DataError: without training triples, or where a text is none.
             QueryError: naming the first triple that is none.
 
         Example:
@@ -161,14 +156,6 @@ class KnowledgeGraph:
             told.setdefault(entity, []).append((attribute, value))
         if told:
             graph = replace(graph, entities=described(graph.entities, told))
-        if confidences is not None:
-            sure = np.asarray(confidences, np.float64)
-            if sure.shape != (len(splits["train"]),) or not ((sure > 0) & (sure <= 1)).all():
-                raise DataError(
-                    f"confidences are {len(splits['train']):,} numbers above 0 and at most 1, one of each "
-                    "training triple"
-                )
-            graph = replace(graph, doubts=Doubts.of(graph.splits["train"], sure))
         return graph
 
     @classmethod
@@ -325,82 +312,15 @@ class KnowledgeGraph:
             and np.array_equal(self.triples("train"), other.triples("train"))
         )
 
-    @cached_property
-    def _doubted(self) -> tuple[IntArray, Floats]:
-        """Sorted keys of the doubtful triples, and how sure each is."""
-        assert self.doubts is not None
-        keys = triple_keys(self.doubts.triples, len(self.entities), len(self.relations))
-        order = np.argsort(keys)
-        return keys[order], self.doubts.confidence[order]
-
-    def confidence(self, triples: IntArray) -> Floats:
-        """Return how sure triples ``(n, 3)`` are, ``(n,)``: 1 but for doubtful training triples."""
-        found = np.ones(len(triples), np.float32)
-        if self.doubts is None or not len(self.doubts.triples):
-            return found
-        known, values = self._doubted
-        keys = triple_keys(triples, len(self.entities), len(self.relations))
-        at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        there = known[at] == keys
-        found[there] = values[at[there]]
-        return found
-
-    def answer_confidence(self, queries: Queries, answers: IntArray) -> Floats:
-        """Return how sure an answer of each query is, ``(B,)``."""
-        if self.doubts is None:
-            return np.ones(len(answers), np.float32)
-        return self.confidence(queries.triples(answers))
-
-    def drawn(self, seed: int) -> KnowledgeGraph:
-        """A copy to count in: each training triple is there with the probability that it is sure."""
-        if self.doubts is None:
-            return self
-        train = self.splits["train"]
-        kept = np.random.default_rng(seed).random(len(train)) < self.confidence(train)
-        return replace(self, splits={**self.splits, "train": train[kept]}, links=None)
-
     def has_labels(self, head: str, relation: str, tail: str) -> bool:
         """Return whether the graph has the entities and the relation of a triple."""
         find = self.entities.find
         return find(head) is not None and find(tail) is not None and relation in self.relations.index
 
-    def rejected_answers(self, queries: Queries) -> GroupedAnswers:
-        """The wrong answers of queries that the graph knows: training has them as negatives."""
-        known = FilterIndex(self.negatives.get("train", np.zeros((0, 3), np.int64)), len(self.entities))
-        rows, ids = known.lookup(queries)
-        counts = np.bincount(rows, minlength=len(queries))
-        return GroupedAnswers(np.append(0, np.cumsum(counts)), ids[np.argsort(rows, kind="stable")])
-
     def unique_queries(self, split: str) -> tuple[Queries, GroupedAnswers]:
         """Each distinct query of a split once, with all its true answers *in that split*."""
         keys, answers = answered([self.triples(split)], len(self.entities))
         return self.filter_index.queries(keys), answers
-
-
-class Doubts(NamedTuple):
-    """Training triples that are not quite sure.
-
-    Attributes:
-        triples: ``(m, 3)``.
-        confidence: of each, above 0 and below 1.
-    """
-
-    triples: IntArray
-    confidence: Floats
-
-    @classmethod
-    def of(cls, triples: IntArray, confidence: FloatArray) -> Doubts | None:
-        """Those of some triples that are not sure; of a triple that is there twice, the surer one counts."""
-        order = np.argsort(-confidence, kind="stable")
-        _, first = np.unique(triples[order], axis=0, return_index=True)
-        kept = order[first]
-        kept = kept[confidence[kept] < 1]
-        return cls(triples[kept], confidence[kept].astype(np.float32)) if len(kept) else None
-
-    def without(self, known: FilterIndex) -> Doubts | None:
-        """Those that an index does not have; None where none is left."""
-        left = ~known.has(self.triples)
-        return Doubts(self.triples[left], self.confidence[left]) if left.any() else None
 
 
 @dataclass(frozen=True)

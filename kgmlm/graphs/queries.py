@@ -122,12 +122,6 @@ class GroupedAnswers:
         within = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
         return positions, np.repeat(self.offsets[rows], counts) + within
 
-    def among(self, entities: IntArray) -> GroupedAnswers:
-        """The answers that are some entities, increasing ids, as places among these."""
-        at = np.minimum(np.searchsorted(entities, self.ids), len(entities) - 1)
-        there = entities[at] == self.ids
-        return GroupedAnswers(np.append(0, np.cumsum(there))[self.offsets], at[there])
-
 
 @dataclass(frozen=True, eq=False)
 class Groups:

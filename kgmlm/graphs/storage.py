@@ -24,12 +24,11 @@ from kgmlm.core.machine import MEMORY, memory
 from kgmlm.core.tables import find_table
 from kgmlm.graphs.cards import find_card
 from kgmlm.graphs.entities import LISTS, TEXT_COLUMNS, EntityTable, RelationTable
-from kgmlm.graphs.graph import Dataset, Doubts, KnowledgeGraph
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, Links
 
 IDS = ("head", "relation", "tail")
 NEGATIVES = "negatives"  # triples that are known to be false, where a graph has some
-DOUBTS, CONFIDENCE = "doubts", "confidence"  # training triples that are not quite sure, and how sure they are
 TRIPLE_COLUMN, SPLIT_COUNTS = (
     "triple",
     b"splits",
@@ -51,8 +50,6 @@ def write_graph(graph: KnowledgeGraph, folder: Path) -> None:
     _write_triples(folder / "triples.arrow", graph.splits)
     if graph.negatives:
         _write_triples(folder / f"{NEGATIVES}.arrow", graph.negatives)
-    if graph.doubts is not None:
-        files.write_arrow(folder / f"{DOUBTS}.arrow", _doubts(graph.doubts))
     if len(graph.splits["train"]) >= LINKED:
         _write_links(graph.context.links, folder)
 
@@ -67,26 +64,6 @@ def _write_links(links: Links, folder: Path) -> None:
 def _relations(graph: KnowledgeGraph) -> pa.Table:
     columns = {"label": [r.label for r in graph.relations], "name": [r.name for r in graph.relations]}
     return pa.table(columns, pa.schema([(name, pa.large_string()) for name in columns]))
-
-
-def _doubts(doubts: Doubts) -> pa.Table:
-    ids = {column: doubts.triples[:, i] for i, column in enumerate(IDS)}
-    return pa.table({**ids, CONFIDENCE: doubts.confidence})
-
-
-def _read_doubts(folder: Path, entities: int, relations: int) -> Doubts | None:
-    """The doubtful triples that are beside a graph's triples, where there are some."""
-    if not any(folder.glob(f"{DOUBTS}.*")):
-        return None
-    path, table, _ = _table(folder, DOUBTS)
-    triples = np.stack([_column(path, table, name, text=False).to_numpy() for name in IDS], axis=1)
-    _check_once(path, table, CONFIDENCE)
-    confidence = table.column(CONFIDENCE).to_numpy()
-    if confidence.dtype != np.float32 or not ((confidence > 0) & (confidence < 1)).all():
-        raise _damaged(path, "a confidence is not between 0 and 1")
-    if not ((triples >= 0) & (triples < (entities, relations, entities))).all():
-        raise _damaged(path, "it names what the graph has not")
-    return Doubts(triples, confidence)
 
 
 def _write_triples(path: Path, splits: Mapping[str, IntArray]) -> None:
@@ -107,8 +84,6 @@ def portable(graph: KnowledgeGraph) -> dict[str, pa.Table]:
             names = pa.DictionaryArray.from_arrays(pa.array(of), pa.array(list(splits))).cast(pa.string())
             columns = {column: triples[:, i] for i, column in enumerate(IDS)}
             tables[name] = pa.table({**columns, "split": names})
-    if graph.doubts is not None:
-        tables[DOUBTS] = _doubts(graph.doubts)
     return tables
 
 
@@ -140,10 +115,7 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     negatives = {}
     if any(folder.glob(f"{NEGATIVES}.*")):
         negatives = _triples(*_table(folder, NEGATIVES), *sizes)
-    doubts = _read_doubts(folder, *sizes)
-    graph = KnowledgeGraph(
-        name, entity_table, relation_table, splits, sources, negatives=negatives, doubts=doubts
-    )
+    graph = KnowledgeGraph(name, entity_table, relation_table, splits, sources, negatives=negatives)
     return replace(graph, links=_links(folder, graph)) if (folder / f"{LINKS}.arrow").is_file() else graph
 
 

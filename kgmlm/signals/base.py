@@ -18,8 +18,6 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.reader import Reader, Reading
 
-REJECTED = 10.0  # a known wrong answer weighs as much as 10 entities in the softmax of training
-
 
 @dataclass(frozen=True, eq=False)
 class Pool:

@@ -27,7 +27,6 @@ from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.machine import keep_memory, reduced
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.signals.base import REJECTED
 
 Floats = npt.NDArray[np.float32]
 RISE = 0.15  # of the steps, in which the learning rate rises
@@ -76,8 +75,6 @@ class Batch(NamedTuple):
     Attributes:
         entity_B, kind_B: what is asked.
         row_T, answer_T: which query each answer is of.
-        sure_T: how sure each answer is.
-        row_X, rejected_X: likewise of answers that are known to be wrong.
         row_E, edge_kind_E, other_E: edges of the entities, none of which answers the query.
     """
 
@@ -85,9 +82,6 @@ class Batch(NamedTuple):
     kind_B: torch.Tensor
     row_T: torch.Tensor
     answer_T: torch.Tensor
-    sure_T: torch.Tensor
-    row_X: torch.Tensor
-    rejected_X: torch.Tensor
     row_E: torch.Tensor
     edge_kind_E: torch.Tensor
     other_E: torch.Tensor
@@ -107,7 +101,6 @@ class Training:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.queries, self.answers = graph.unique_queries("train")
         self.kind_U = self.queries.kind_B
-        self.rejected, self.confidence = graph.rejected_answers(self.queries), graph.answer_confidence
         self.relation_texts_RD = self._on(relation_texts_RD)
         self.seen_S = np.flatnonzero(graph.seen_N)
         self.degree_N = self._on(graph.context.degree_N.astype(np.float32))
@@ -178,14 +171,12 @@ class Training:
         keep_E &= chance_E >= self.settings.neighbor_dropout
         count_B = np.bincount(row_E[keep_E], minlength=len(chosen))
         keep_E &= self.rng.random(len(row_E)) * count_B[row_E] < EDGES  # in the mean: hubs have many
-        sure_T = self.confidence(self.queries[chosen][row_T], answer_T)
 
         def sent(x: IntArray) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(x, np.int64)).to(self.device)
 
         asked = (self.queries.entity_B[chosen], kind_B, row_T, answer_T)
-        edges = (*self.rejected.take(chosen), row_E[keep_E], kind_E[keep_E], other_E[keep_E])
-        return Batch._make([*map(sent, asked), self._on(sure_T), *map(sent, edges)])
+        return Batch._make(map(sent, (*asked, row_E[keep_E], kind_E[keep_E], other_E[keep_E])))
 
     def drop(self, x: torch.Tensor) -> torch.Tensor:
         """Dropout by random bytes: torch's takes half of a step on a CPU."""
@@ -234,13 +225,6 @@ class Training:
         if 0 < sampled < len(seen):
             weight = math.log(len(seen) / sampled)
             seen = np.sort(self.rng.choice(seen, sampled, replace=False))
-        rejected_X = batch.rejected_X.cpu().numpy()
-        weight_C = np.full(len(seen), weight, np.float32)
-        if len(rejected_X):
-            further = np.setdiff1d(rejected_X, seen)
-            order = np.argsort(seen := np.append(seen, further))
-            weight_C = np.append(weight_C, np.full(len(further), LEFT_OUT, np.float32))[order]
-            seen = seen[order]
         ids_C = torch.from_numpy(seen).to(self.device)
         profile_CM = _product(self.profile[seen], kinds_KM)
         others_CW = self.candidates(ids_C, self.sums_ND[ids_C], profile_CM, self.degree_N[ids_C])
@@ -252,17 +236,12 @@ class Training:
         sharp = head.sharpness.exp().clamp(max=100)
         with _products(self.settings.precision, self.device):
             scores_BC = (sharp * query_BW) @ others_CW.T
-        scores_BC = scores_BC.float()
-        weight_BC = torch.from_numpy(weight_C).to(self.device).expand(scores_BC.shape)
-        if len(rejected_X):
-            at = (batch.row_X, torch.from_numpy(np.searchsorted(seen, rejected_X)).to(self.device))
-            weight_BC = weight_BC.index_put(at, weight_BC.new_tensor(math.log(REJECTED)))
-        scores_BC = scores_BC + weight_BC
+        scores_BC = scores_BC.float() + weight
         scores_T = sharp * (query_BW[batch.row_T] * answers_TW).sum(1)
         rows, columns = self._no_negatives(batch, seen)
         scores_BC = scores_BC.index_put((rows, columns), scores_BC.new_tensor(LEFT_OUT))
         loss_T = softplus(scores_BC.logsumexp(1)[batch.row_T] - scores_T)
-        return (batch.sure_T * loss_T).sum() / batch.sure_T.sum()
+        return loss_T.mean()
 
     def _no_negatives(self, batch: Batch, seen: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Where candidates answer the query, or are its own entity."""

@@ -29,7 +29,6 @@ from kgmlm.core.machine import keep_memory, reduced
 from kgmlm.core.progress import expected
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import GroupedAnswers
-from kgmlm.signals.base import REJECTED
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
 KEPT_EVERY = 120.0  # seconds between states that are kept of training, and at least
@@ -104,15 +103,13 @@ def train_complex(
         advance(begin, steps)
     for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
         queries_B2, answers_T, rows_T, weight_T = (part.to(device) for part in asked.batch(chosen))
-        table_SD, pool, rejected = entities_SD, None, asked.wrong(chosen, device)
+        table_SD, pool = entities_SD, None
         if 0 < settings.candidates < len(seen):
             drawn = _drawn(settings, step, len(seen)).to(device)
-            wrong = rejected[1] if rejected else None
-            ids, pool, queries_B2, answers_T = _among(drawn, queries_B2, answers_T, len(seen), wrong)
-            rejected = rejected and (rejected[0], pool.at_always)
+            ids, pool, queries_B2, answers_T = _among(drawn, queries_B2, answers_T, len(seen))
             table_SD = embedding(ids, entities_SD, sparse=True)  # a dense gradient would be as large as it
         parts = (queries_B2, answers_T, rows_T, weight_T)
-        loss = kge_loss(table_SD, relations_RD, *parts, settings, pool, rejected)
+        loss = kge_loss(table_SD, relations_RD, *parts, settings, pool)
         if not loss.isfinite():
             raise RunError("the KGE model's loss is no longer a number; lower kge.learning_rate")
         optimizer.zero_grad()
@@ -139,13 +136,11 @@ class Sample(NamedTuple):
 
     Attributes:
         at_T: where the answers are among them.
-        at_always: where those are that are always scored.
     """
 
     rows_C: torch.Tensor
     log_weight_C: torch.Tensor
     at_T: torch.Tensor
-    at_always: torch.Tensor
 
 
 def _drawn(settings: KGESettings, step: int, entities: int) -> torch.Tensor:
@@ -167,7 +162,7 @@ def _among(
     """
     own = answers_T if always is None else torch.cat([answers_T, always])
     answered, at = own.unique(return_inverse=True)
-    at_T, at_always = at.split([len(answers_T), len(own) - len(answers_T)])
+    at_T = at[: len(answers_T)]
     others = drawn[~torch.isin(drawn, answered)]
     scored = torch.cat([answered, others])
     ids, rows = torch.cat([queries_B2[:, 0], scored]).unique(return_inverse=True)
@@ -176,19 +171,15 @@ def _among(
     if len(others):
         log_weight_C[len(answered) :] = math.log(max(1, entities - len(answered)) / len(others))
     queries_B2 = torch.stack([own_B, queries_B2[:, 1]], 1)
-    return ids, Sample(rows_C, log_weight_C, at_T, at_always), queries_B2, rows_C[at_T]
+    return ids, Sample(rows_C, log_weight_C, at_T), queries_B2, rows_C[at_T]
 
 
 class _Asked(NamedTuple):
-    """The distinct queries of the training triples: entity and reciprocal relation, answers, weights, how
-    sure the answers are, and answers that are known to be wrong.
-    """
+    """The distinct queries of the training triples: entity and reciprocal relation, answers, and weights."""
 
     queries_U2: IntArray
     answers: GroupedAnswers
     weight_U: npt.NDArray[np.float32]
-    sure_T: npt.NDArray[np.float32] | None
-    rejected: GroupedAnswers
 
     @classmethod
     def of(cls, graph: KnowledgeGraph, seen: IntArray, settings: KGESettings) -> _Asked:
@@ -198,22 +189,8 @@ class _Asked(NamedTuple):
         counts_U = np.diff(answers.offsets)
         # By the average number of answers, not by a batch's own, so that all triples count alike.
         alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
-        sure_T = None
-        if graph.doubts is not None:
-            rows_T = np.repeat(np.arange(len(queries)), counts_U)
-            sure_T = graph.answer_confidence(queries[rows_T], answers.ids)
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
-        rejected = graph.rejected_answers(queries)
-        return cls(
-            np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32), sure_T, rejected.among(seen)
-        )
-
-    def wrong(self, chosen: IntArray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The answers of some queries that are known to be wrong, and of which query each is, if any."""
-        rows_X, wrong_X = self.rejected.take(chosen)
-        if not len(rows_X):
-            return None
-        return torch.from_numpy(rows_X).to(device), torch.from_numpy(wrong_X).to(device)
+        return cls(np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32))
 
     def order(self, settings: KGESettings) -> Iterator[IntArray]:
         """The queries of each batch, epoch after epoch without end, each epoch in an order of its own."""
@@ -225,10 +202,7 @@ class _Asked(NamedTuple):
     def batch(self, chosen: IntArray) -> list[torch.Tensor]:
         """Some queries, their answers, which query each answer is of, and how much it counts."""
         rows_T, places_T = self.answers.places(chosen)
-        weight_T = self.weight_U[chosen][rows_T]
-        if self.sure_T is not None:
-            weight_T = weight_T * self.sure_T[places_T]
-        parts = (self.queries_U2[chosen], self.answers.ids[places_T], rows_T, weight_T)
+        parts = (self.queries_U2[chosen], self.answers.ids[places_T], rows_T, self.weight_U[chosen][rows_T])
         return [torch.from_numpy(x) for x in parts]
 
 
@@ -237,9 +211,7 @@ def _fingerprint(graph: KnowledgeGraph, settings: KGESettings) -> str:
     as_json = settings.model_dump_json(exclude={"epochs", "max_steps", "seconds"})
     counts = np.array([len(graph.entities), len(graph.relations)], np.int64)
     digest = sha256(as_json.encode() + counts.tobytes())
-    doubts = () if graph.doubts is None else graph.doubts
-    for part in (graph.triples("train"), graph.negatives.get("train", counts), *doubts):
-        digest.update(np.ascontiguousarray(part).data)
+    digest.update(np.ascontiguousarray(graph.triples("train")).data)
     return digest.hexdigest()
 
 
@@ -388,7 +360,6 @@ def kge_loss(
     weight_T: torch.Tensor,
     settings: KGESettings,
     sample: Sample | None = None,
-    rejected: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Cross-entropy and penalty of the T answers of B queries, divided by B.
 
@@ -400,7 +371,6 @@ def kge_loss(
         rows_T: which query each answer is of.
         weight_T: how much each answer counts.
         sample: the entities that are scored, rows of ``entities_SD``; None is all of them.
-        rejected: (rows, columns) of those that are known to be wrong answers.
     """
     # One look-up for both, since the gradient of each is as large as the table.
     rows = torch.cat([queries_B2[:, 0], answers_T])
@@ -411,9 +381,6 @@ def kge_loss(
     loss_T = -scores_BC[rows_T, answers_T if sample is None else sample.at_T]
     if sample is not None:
         scores_BC = scores_BC + sample.log_weight_C
-    if rejected is not None:
-        added = scores_BC.new_tensor(math.log(REJECTED))
-        scores_BC = scores_BC.index_put(rejected, added, accumulate=True)
     loss_T = loss_T + scores_BC.logsumexp(1)[rows_T]
     penalty = loss_T.new_zeros(())
     if settings.regularization and settings.penalty == "triples":

@@ -241,7 +241,6 @@ def entity_loss(
     answers: tuple[torch.Tensor, torch.Tensor],
     temperature: float,
     log_weight_BN: torch.Tensor | None = None,
-    sure_T: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Cross-entropy of a softmax over entities, all true answers of a query as equal targets.
 
@@ -250,7 +249,6 @@ def entity_loss(
         answers: (row, column) of every true answer; each row has one at least.
         temperature: scores are divided by it.
         log_weight_BN: of a sample of entities, the logarithm of how many each stands for in the softmax.
-        sure_T: how sure each answer is; None is quite sure.
     """
     rows, columns = answers
     scaled_BN = scores_BN / temperature
@@ -259,8 +257,7 @@ def entity_loss(
     else:
         log_probs_BN = scaled_BN - (scaled_BN + log_weight_BN).logsumexp(1, keepdim=True)
     counts_B = torch.bincount(rows, minlength=len(scores_BN))
-    share_T = 1 / counts_B[rows] if sure_T is None else sure_T / counts_B[rows]
-    return -(share_T * log_probs_BN[rows, columns]).sum() / len(scores_BN)
+    return -(1 / counts_B[rows] * log_probs_BN[rows, columns]).sum() / len(scores_BN)
 
 
 def left_out(scores_BN: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -269,18 +266,14 @@ def left_out(scores_BN: torch.Tensor, at: tuple[torch.Tensor, torch.Tensor]) -> 
     return scores_BN.index_put(at, scores_BN.new_tensor(-1e30))
 
 
-def token_loss(
-    scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tensor], sure_T: torch.Tensor | None = None
-) -> torch.Tensor:
+def token_loss(scores_BN: torch.Tensor, answers: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """The paper's objective: cross-entropy of the gold tokens.
 
     Averaged over the tokens of a name, then the answers of a query, then the queries.
 
     Args:
         scores_BN: *mean* log-likelihoods of the candidates that the answers point into.
-        sure_T: how sure each answer is; None is quite sure.
     """
     rows, columns = answers
     counts_B = torch.bincount(rows, minlength=len(scores_BN))
-    share_T = 1 / counts_B[rows] if sure_T is None else sure_T / counts_B[rows]
-    return -(share_T * scores_BN[rows, columns]).sum() / len(scores_BN)
+    return -(1 / counts_B[rows] * scores_BN[rows, columns]).sum() / len(scores_BN)

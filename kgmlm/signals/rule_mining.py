@@ -301,11 +301,10 @@ def mine(
         advance: called with (steps that were just done, all steps).
 
     Paths of at most two steps come first, then rules with constants, then longer paths, while there is time.
-    Triples that are not quite sure are drawn as often as they are sure, so that support counts confidence.
     """
     started = time.process_time()
     relations = len(graph.relations)
-    links = Adjacency(graph.drawn(settings.seed).splits["train"], len(graph.entities), relations)
+    links = Adjacency(graph.splits["train"], len(graph.entities), relations)
     dense = len(links.others) > DENSE * int(graph.seen_N.sum())
     longest = settings.length if settings.length != "auto" else 2 if dense else LONGEST
     total = relations * (2 if longest == LONGEST else 1) + 1

@@ -360,11 +360,7 @@ class Rules:
         if len(graph.splits["train"]) <= QUICK and (rules := mine(graph, settings.rules)):
             return replace(self, applied=replace(self.applied, rules=rules))
         applied, seed = self.applied, settings.rules.seed
-        links = applied.links  # of all triples, as they are applied; counted are those that are sure
-        if graph.doubts is not None:
-            train = graph.drawn(seed).splits["train"]
-            links = Adjacency(train, len(graph.entities), len(graph.relations))
-        return replace(self, applied=replace(applied, rules=recounted(applied.rules, links, seed)))
+        return replace(self, applied=replace(applied, rules=recounted(applied.rules, applied.links, seed)))
 
     def save(self, path: Path) -> None:
         """Write the rules as safetensors."""

@@ -37,7 +37,6 @@ from kgmlm.text.reader import Reader, Reading
 Floats = npt.NDArray[np.float32]
 SOURCES = ("seen", "given", "nearest", "none")  # of an entity's types
 NONE = -1
-SEED = 0  # of the draw of triples that are not quite sure
 SMOOTHING = 1e-4  # of shares in an affinity
 BINS = 32  # of how often an entity fills a side: 0, 1, 2 and 3, 4 to 7, ...
 LEAST_RATE = 1e-9
@@ -488,7 +487,7 @@ class Types:
         """
         cls.check(graph, settings)
         relation = graph.relations.index.get(settings.relation, NONE)
-        affinity = Affinity.learn(graph.drawn(SEED).context, relation, settings.missed, advance)
+        affinity = Affinity.learn(graph.context, relation, settings.missed, advance)
         return cls(EntityTypes.of(affinity, graph.context, settings.neighbors))
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
@@ -552,7 +551,7 @@ class Types:
         except Exception as error:
             why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
-        if affinity.sides != 2 * len(graph.relations) or entities != int(graph.drawn(SEED).seen_N.sum()):
+        if affinity.sides != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")
         return cls(EntityTypes.of(affinity, graph.context, neighbors))
 

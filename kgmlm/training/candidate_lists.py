@@ -25,7 +25,6 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import CandidateScores, Floats, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
-from kgmlm.signals.base import REJECTED
 from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, odd_answers
 
 STAGES = ("first", "second")
@@ -42,7 +41,6 @@ class CandidateLists:
             stage would not read one.
         open_DK: which compete: answers that are asked for, and what answers no known triple.
         asked_DK: which are answers that are asked for.
-        stands_DK: for how many entities each stands: 1, more if it is known to be wrong.
         read_DKF: what was read of each.
         mixture: the weights that the scores are by.
         confident: by how much scores are divided in training, and weights multiplied.
@@ -52,7 +50,6 @@ class CandidateLists:
     candidates: CandidateScores
     open_DK: BoolArray
     asked_DK: BoolArray
-    stands_DK: Floats
     read_DKF: Floats
     mixture: Mixture
     confident: float
@@ -79,7 +76,6 @@ class CandidateLists:
             self.candidates.take(rows),
             self.open_DK[rows],
             self.asked_DK[rows],
-            self.stands_DK[rows],
             self.read_DKF[rows],
             self.mixture,
             self.confident,
@@ -119,13 +115,13 @@ class CandidateLists:
         scores_BKS = scores_DKS[asks.list_B]
         answer_B1S = np.take_along_axis(scores_BKS, np.maximum(asks.column_B, 0)[:, None, None], 1)
         wrong_BK = self.wrong_DK[asks.list_B] & inside_B[:, None]
-        stands_BC = np.concatenate([inside_B[:, None], wrong_BK * self.stands_DK[asks.list_B]], 1)
+        there_BC = np.concatenate([inside_B[:, None], wrong_BK], 1)
         scores_BCS = np.concatenate([answer_B1S, scores_BKS], 1)
-        scores_BCS = np.where(stands_BC[..., None] > 0, scores_BCS, np.float32(0))
-        relations, stands_BC = self.mixture.relations, stands_BC.astype(np.float32)
+        scores_BCS = np.where(there_BC[..., None], scores_BCS, np.float32(0))
         return ValidationSample(
-            tuple(names), asks.queries, asks.answers, scores_BCS, stands_BC, relations, self.confident
-        )
+            tuple(names), asks.queries, asks.answers, scores_BCS, there_BC, self.mixture.relations,
+            self.confident,
+        )  # fmt: skip
 
     def ratio(self, asks: Asks, added_DK: Floats, of_B: BoolArray) -> float:
         """Compute how much a second stage counts beside the stages before, so that the answers of some of
@@ -213,7 +209,7 @@ def read_lists(
     distinct, most, share = task.distinct, min(most, len(task.member_N)), task.share(world)
     names = tuple(name for name in ranker.mixture.signals if name in ranker.signals)
     found = CandidateScores.blank(names, (len(distinct), most))
-    open_DK, rejected_DK, asked_DK = np.zeros((3, len(distinct), most), np.bool_)
+    open_DK, asked_DK = np.zeros((2, len(distinct), most), np.bool_)
     list_B, column_B = np.zeros((2, len(task.queries)), np.int64)
     read_DKF, view = np.zeros((len(distinct), most, width), np.float32), task.view()
     for own, scores_dN, states in ranker.scored(
@@ -227,14 +223,13 @@ def read_lists(
             found.put(rows[at], some)
             read_DKF[rows[at]] = read(queries[at], rows[at], ids_dK[at])
         open_DK[rows] = (ids_dK >= 0) & task.member_N[ids_dK] & ~_among(ids_dK, *task.known.lookup(queries))
-        rejected_DK[rows] = _among(ids_dK, *task.rejected.take(task.groups.first[rows]))
         for part in task.parts(rows):
             view.rank(scores_dN, part)
             own_bK = ids_dK[part.group] == part.answers[:, None]
             list_B[part.at] = rows[part.group]
             column_B[part.at] = np.where(own_bK.any(1), own_bK.argmax(1), -1)
     scores = [found.scores_BK, *found.said.values(), read_DKF]
-    arrays: list[npt.NDArray[Any]] = [found.ids_BK, open_DK, rejected_DK, *scores]
+    arrays: list[npt.NDArray[Any]] = [found.ids_BK, open_DK, *scores]
     for array in arrays:
         for at, values in world.gathered((share, array[share])):
             array[at] = values
@@ -243,11 +238,8 @@ def read_lists(
     world.filled(view.ranks_3B, asking)
     inside = column_B >= 0
     asked_DK[list_B[inside], column_B[inside]] = True
-    stands_DK = np.where(rejected_DK & ~asked_DK, np.float32(REJECTED), np.float32(1))
     confident = ranker.reader.settings.training.temperature
-    lists = CandidateLists(
-        distinct, found, open_DK | asked_DK, asked_DK, stands_DK, read_DKF, ranker.mixture, confident
-    )
+    lists = CandidateLists(distinct, found, open_DK | asked_DK, asked_DK, read_DKF, ranker.mixture, confident)
     return lists, Asks(task.queries, task.answers, list_B, column_B, 1 / view.result().of_type("realistic"))
 
 

@@ -36,7 +36,7 @@ PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
 OPTIONS = (
     "dataset", "model", "output", "preset", "minutes", "config", "max_steps", "resume", "overwrite",
-    "progress", "tracker", "holdout", "calibrate", "onnx", "skip_header", "weighted",
+    "progress", "tracker", "holdout", "calibrate", "onnx", "skip_header",
 )  # of `kgmlm.train`, beside settings  # fmt: skip
 SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
 LARGE = 200_000  # entities with vectors: above, an index finds those to score

@@ -69,8 +69,7 @@ def train(
         settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
             ``vector={"enabled": True}``; ``set_``: settings as a list of "KEY=VALUE". And, which are no
             settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
-            the first line of each of the dataset's files of triples; ``weighted``: the fourth column of its
-            train file says how sure each triple is, above 0 and at most 1; ``holdout``: by default, a preset
+            the first line of each of the dataset's files of triples; ``holdout``: by default, a preset
             holds out a tenth of the training triples of a graph without validation; ``calibrate``: by
             default, a preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`);
             ``onnx``: by default, the run is made ready to rank by ONNX Runtime (:func:`kgmlm.onnx`).
@@ -88,7 +87,7 @@ def train(
         raise RunError("--output is missing: the run folder to write")
     path = as_path(output, "the output")
     tracker = settings.pop("tracker", None)
-    reading = {key: bool(settings.pop(key, False)) for key in ("skip_header", "weighted")}
+    reading = {"skip_header": bool(settings.pop("skip_header", False))}
     holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
     ready = bool(settings.pop("onnx", True))
     if max_steps is not None:

@@ -149,7 +149,6 @@ def _fitted(lists: CandidateLists, features: PairFeatures, tell: Callable[[], No
         _features(lists, features)[lists.open_DK],
         lists.asked_DK[lists.open_DK].astype(np.float32),
         group=lists.open_DK.sum(1),
-        weight=lists.stands_DK[lists.open_DK],
         params=dict(HOW),
     )
     how = {**HOW, "num_threads": torch.get_num_threads()}

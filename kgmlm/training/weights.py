@@ -5,11 +5,11 @@ are better than among all, for every way of scoring. Each half of the triples is
 half chose (two-fold cross-fitting).
 
 The weighted sum of S signal scores of a query's candidates goes through a softmax over those that no known
-triple has; the weights maximize the likelihood of validation's answers. A candidate that is known to be wrong
-stands for several. Weights are positive, so their logarithms are fitted: one for each signal, and an addition
-per relation and side, shrunk to 0. Those of a signal that may count against a candidate (`linked`) have
-either sign, and are fitted as they are. Reciprocal ranks are steps, and what they choose on a few hundred
-triples is mostly chance (eval/LOG.md); likelihoods are smooth, and weights that maximize them rank better.
+triple has; the weights maximize the likelihood of validation's answers. Weights are positive, so their
+logarithms are fitted: one for each signal, and an addition per relation and side, shrunk to 0. Those of a
+signal that may count against a candidate (`linked`) have either sign, and are fitted as they are. Reciprocal
+ranks are steps, and what they choose on a few hundred triples is mostly chance (eval/LOG.md); likelihoods are
+smooth, and weights that maximize them rank better.
 
 Shapes: B queries, all heads and then all tails; C candidates (the answer and those that some signal ranks
 best); S signals, R relations; d distinct queries, b queries with an answer each; N candidates, K of them the
@@ -40,7 +40,6 @@ from kgmlm.graphs.queries import Queries, parts_of_pairs
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores
 from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS, is_signed
-from kgmlm.signals.base import REJECTED
 from kgmlm.signals.vector import read_together
 
 SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
@@ -128,8 +127,7 @@ class ValidationSample:
         names: of the S signals.
         scores_BCS: the first candidate is the answer.
         answers: ``(B,)``.
-        stands_BC: for how many entities a candidate stands: 1, more if it is known to be wrong, 0 where there
-            is none; no candidate is there of a query whose answer is impossible.
+        there_BC: where there is a candidate; there is none of a query whose answer is impossible.
         confident: by how much scores are divided in training, and weights multiplied here.
     """
 
@@ -137,7 +135,7 @@ class ValidationSample:
     queries: Queries
     answers: IntArray
     scores_BCS: Floats
-    stands_BC: Floats
+    there_BC: BoolArray
     relations: int
     confident: float
 
@@ -165,19 +163,19 @@ class ValidationSample:
         names: Sequence[str],
         queries: Queries,
         answers: IntArray,
-        parts: Iterable[tuple[IntArray, Floats, Floats]],
+        parts: Iterable[tuple[IntArray, Floats, BoolArray]],
         relations: int,
         confident: float = 1.0,
     ) -> ValidationSample:
-        """Join parts: which queries, signal scores of their candidates, for how many entities these stand."""
+        """Join parts: which queries, signal scores of their candidates, and which of these are there."""
         parts = list(parts)
-        width = max((stands.shape[1] for _, _, stands in parts), default=1)
+        width = max((there.shape[1] for _, _, there in parts), default=1)
         scores_BCS = np.zeros((len(queries), width, len(names)), np.float32)
-        stands_BC = np.zeros(scores_BCS.shape[:2], np.float32)
-        for at, scores_bCS, stands_bC in parts:
-            scores_BCS[at, : stands_bC.shape[1]] = scores_bCS
-            stands_BC[at, : stands_bC.shape[1]] = stands_bC
-        return cls(tuple(names), queries, answers, scores_BCS, stands_BC, relations, confident)
+        there_BC = np.zeros(scores_BCS.shape[:2], np.bool_)
+        for at, scores_bCS, there_bC in parts:
+            scores_BCS[at, : there_bC.shape[1]] = scores_bCS
+            there_BC[at, : there_bC.shape[1]] = there_bC
+        return cls(tuple(names), queries, answers, scores_BCS, there_BC, relations, confident)
 
     def summed(self, name: str, parts: Mixture) -> ValidationSample:
         """A copy with one signal more, the weighted sum of others."""
@@ -193,15 +191,15 @@ class ValidationSample:
         Args:
             by_relation: else one weight per signal.
         """
-        rows = np.flatnonzero(of_B & (self.stands_BC[:, 0] > 0))
+        rows = np.flatnonzero(of_B & self.there_BC[:, 0])
         queries = self.queries[rows]
         kinds_G, kind_B = np.unique(2 * queries.relation_B + queries.side_B, return_inverse=True)
         columns = [self.names.index(name) for name in names]
-        scores_BCS, stands_BC = self.scores_BCS[rows][:, :, columns], self.stands_BC[rows]
-        spread_S, signed_S = spreads(scores_BCS[stands_BC > 0]), np.array([is_signed(name) for name in names])
+        scores_BCS, there_BC = self.scores_BCS[rows][:, :, columns], self.there_BC[rows]
+        spread_S, signed_S = spreads(scores_BCS[there_BC]), np.array([is_signed(name) for name in names])
         all_S, own_GS = _most_likely(
             (scores_BCS / spread_S).astype(np.float32),
-            stands_BC,
+            there_BC,
             kind_B,
             len(kinds_G) if by_relation else 0,
             signed_S,
@@ -215,10 +213,8 @@ class ValidationSample:
         return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
 
 
-def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> tuple[Floats, Floats]:
-    """Signal scores ``(b, C, S)`` of the answers, of those known to be wrong and of the best others, and for
-    how many entities each stands ``(b, C)``.
-    """
+def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> tuple[Floats, BoolArray]:
+    """Signal scores ``(b, C, S)`` of the answers and of the best others, and which are there ``(b, C)``."""
     device = ranker.reader.model.device
     source, answer_b1, rows, columns = (
         torch.from_numpy(x).to(device)
@@ -232,11 +228,8 @@ def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> 
     impossible_b1 = blocked_bN.gather(1, answer_b1)
     blocked_bN[rows, columns] = True
     blocked_bN.scatter_(1, answer_b1, True)
-    wrong_bN = torch.zeros_like(blocked_bN)
-    wrong_bN[tuple(torch.from_numpy(x).to(device) for x in part.rejected)] = True
     most = min(BEST, blocked_bN.shape[1])
     ranking = [x for name, x in zip(said, said_SbN, strict=True) if not is_signed(name)]
-    ranking[0] = ranking[0].masked_fill(wrong_bN, torch.inf)  # so that these are among the best
     best_bC = torch.cat([x.masked_fill(blocked_bN, -torch.inf).topk(most).indices for x in ranking], 1)
     best_bC = best_bC.sort(1).values
     there_bC = ~blocked_bN.gather(1, best_bC)
@@ -244,10 +237,7 @@ def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> 
     there_bC = torch.cat([torch.ones_like(impossible_b1), there_bC], 1) & ~impossible_b1
     best_bC = torch.cat([answer_b1, best_bC], 1)
     scores_bCS = torch.stack([x.gather(1, best_bC) for x in said_SbN], 2)
-    wrong_bC = wrong_bN.gather(1, best_bC)
-    wrong_bC[:, 0] = False
-    stands_bC = there_bC * torch.where(wrong_bC, REJECTED, 1.0)
-    return scores_bCS.masked_fill(~there_bC[..., None], 0.0).cpu().numpy(), stands_bC.cpu().numpy()
+    return scores_bCS.masked_fill(~there_bC[..., None], 0.0).cpu().numpy(), there_bC.cpu().numpy()
 
 
 def _weights(fitted_S: FloatArray, signed_S: BoolArray) -> FloatArray:
@@ -256,7 +246,7 @@ def _weights(fitted_S: FloatArray, signed_S: BoolArray) -> FloatArray:
 
 
 def _most_likely(
-    scores_BCS: Floats, stands_BC: Floats, kind_B: IntArray, kinds: int, signed_S: BoolArray
+    scores_BCS: Floats, there_BC: BoolArray, kind_B: IntArray, kinds: int, signed_S: BoolArray
 ) -> tuple[FloatArray, FloatArray]:
     """Logarithms of weights ``(S,)`` and what each of G kinds of queries adds ``(G, S)``, by L-BFGS; for
     signed signals the weights themselves.
@@ -271,8 +261,7 @@ def _most_likely(
     order_B = np.argsort(kind_B, kind="stable") if kinds else np.arange(len(kind_B))
     if not len(order_B):
         return np.zeros(signals), np.zeros((kinds, signals))
-    there_BC = stands_BC[order_B] > 0
-    stands_T = np.log(stands_BC[order_B][there_BC].astype(np.float64))
+    there_BC = there_BC[order_B]
     scores_TS = scores_BCS[order_B][there_BC].astype(np.float64)
     count_B = there_BC.sum(1)
     first_B = np.cumsum(count_B) - count_B  # the answers
@@ -284,7 +273,6 @@ def _most_likely(
         log_S, own_GS = flat[:signals], flat[signals:].reshape(kinds, signals)
         weight_GS = _weights(log_S + own_GS if kinds else log_S[None], signed_S)
         logits_T = np.concatenate([scores_TS[at] @ w_S for at, w_S in zip(blocks, weight_GS, strict=True)])
-        logits_T += stands_T
         top_B = np.maximum.reduceat(logits_T, first_B)
         share_T = np.exp(logits_T - np.repeat(top_B, count_B))
         sum_B = np.add.reduceat(share_T, first_B)

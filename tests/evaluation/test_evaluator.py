@@ -423,7 +423,7 @@ def test_ranks_are_made_on_the_device_of_the_scores(drawn: bool) -> None:
     scores_bN = torch.arange(12.0)[None].expand(2, -1)
     nothing = np.zeros(0, np.int64)
     with torch.device("meta"):  # on which nothing can be computed
-        part = Part(np.array([0, 1]), np.arange(2), np.array([5, 7]), *2 * ((nothing, nothing),))
+        part = Part(np.array([0, 1]), np.arange(2), np.array([5, 7]), (nothing, nothing))
         view.rank(scores_bN, part)
     assert view.result().optimistic_B.tolist() == view.result().pessimistic_B.tolist() == [7, 5]
     assert view.result().candidates_B.tolist() == [12, 12]
@@ -449,9 +449,8 @@ def test_each_query_is_ranked_among_negatives_of_its_own() -> None:
     view = drawing(negatives=40, negatives_by="grail")
     scores_bN = torch.zeros(2, 12)
     scores_bN[:, [7, 5, 3]] = torch.tensor([1.0, 2.0, 3.0])
-    nothing = np.zeros(0, np.int64)
     known = np.array([0]), np.array([3])
-    part = Part(np.array([1]), np.array([1]), np.array([7]), known, (nothing, nothing))
+    part = Part(np.array([1]), np.array([1]), np.array([7]), known)
     view.rank(scores_bN, part)
     assert view.ranks_3B[:, 1].tolist()[0] == 1
     assert view.ranks_3B[2, 1] == 41

@@ -11,7 +11,7 @@ from kgmlm.core.errors import DataError, QueryError
 from kgmlm.graphs.changes import Change, Place, changed
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples
-from kgmlm.graphs.graph import Doubts, KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph
 
 Rows = list[tuple[str, str, str]]
 
@@ -195,14 +195,6 @@ def test_what_is_false_leaves_training_and_is_a_negative_of_it(toy: KnowledgeGra
     assert not change(grown, [], false=[other]), "that is known"
     taken_back = change(grown, [other])
     assert other not in taken_back.graph.labeled(taken_back.graph.negatives["train"])
-    queries, _ = grown.unique_queries("train")
-    rejected = grown.rejected_answers(queries)
-    asked = [
-        (queries[row], grown.entities[int(i)].label)
-        for row in range(len(queries))
-        for i in rejected.take(np.array([row]))[1]
-    ]
-    assert {(q.entity, label) for q, label in asked} >= {(grown.entities.find("france"), "japan")}
 
 
 def test_a_triple_is_not_both(toy: KnowledgeGraph) -> None:
@@ -224,12 +216,3 @@ def test_what_is_false_leaves_validation_and_test(toy: KnowledgeGraph) -> None:
     assert row not in found.graph.labeled(found.graph.triples("test"))
     twice = replace(found.graph, negatives={"train": np.repeat(found.graph.negatives["train"], 2, 0)})
     assert not change(twice, [])
-
-
-def test_a_doubtful_triple_is_sure_once_it_is_added(toy: KnowledgeGraph) -> None:
-    train = toy.triples("train")
-    doubted = replace(toy, doubts=Doubts(train[:2], np.array([0.5, 0.5], np.float32)))
-    found = change(doubted, toy.labeled(train[:1]))
-    assert (found.known, found.sure, bool(found)) == (1, 1, True)
-    assert found.graph.confidence(train[:2]).tolist() == [1, 0.5]
-    assert not change(doubted, [])

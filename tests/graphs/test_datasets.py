@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import Cli
 
 import kgmlm
 from kgmlm.core import files
 from kgmlm.core.errors import DataError, KgmlmError
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, read_card, write_card
-from kgmlm.graphs.changes import changed
 from kgmlm.graphs.checks import check_graph, odd_columns
 from kgmlm.graphs.datasets import (
     TEXT_READERS,
@@ -29,7 +27,6 @@ from kgmlm.graphs.datasets import (
     read_folder,
     write_folder,
 )
-from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import repeated
 from kgmlm.graphs.storage import read_graph, write_graph
@@ -326,79 +323,6 @@ def test_known_negatives_are_read_kept_and_written(tmp_path: Path) -> None:
     assert kept.with_relations(["t_u"]).relations[2].name == "t u"
 
 
-def test_confidences_are_read_kept_and_known_by_triple(tmp_path: Path) -> None:
-    rows = ["a\tr\tb\t.5", "b\tr\tc\t1", "a\tr\tb\t.75", "c\tr\ta\t1e-1"]
-    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
-    (tmp_path / "valid.tsv").write_text("a\tr\tc\n")
-    graph = load_graph(tmp_path, weighted=True)
-    known = [0.75, 1, 0.75, np.float32(0.1)]
-    assert graph.confidence(graph.splits["train"]).tolist() == known, "of two the surer counts"
-    assert graph.confidence(graph.splits["valid"]).tolist() == [1]
-    write_graph(graph, tmp_path / "graph")
-    kept = read_graph(tmp_path / "graph", "data", {})
-    assert kept.confidence(kept.splits["train"]).tolist() == known
-    grown = changed(graph, GivenTriples([("a", "r", "d")]), remove=GivenTriples([("c", "r", "a")])).graph
-    assert grown.confidence(grown.splits["train"]).tolist() == [0.75, 1, 0.75, 1]
-    assert graph.drawn(0).splits["train"].shape <= graph.splits["train"].shape
-    count = sum(len(graph.drawn(seed).splits["train"]) for seed in range(400)) / 400
-    assert abs(count - 2.6) < 0.2, "each as often as it is sure"
-
-
-def test_confidences_stay_when_a_graph_is_split(tmp_path: Path, cli: Cli) -> None:
-    rows = [f"e{h}\tr\te{t}\t{(h + 1) / 8}" for h in range(8) for t in range(8) if h != t]
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "train.tsv").write_text("\n".join(rows) + "\n")
-    kgmlm.data.split(tmp_path / "in", tmp_path / "a", random=True, weighted=True, progress=False)
-    graph = load_graph(tmp_path / "a", weighted=True)
-    assert graph.splits.keys() == {"train", "valid", "test"}
-    train = graph.splits["train"]
-    heads = [int(label[1:]) for label, _, _ in graph.labeled(train)]
-    assert graph.confidence(train).tolist() == [(h + 1) / 8 for h in heads]
-    shown = cli("data", "show", tmp_path / "in", "--weighted")
-    assert shown.returncode == 0, shown.stderr
-    done = cli(
-        "data", "split", tmp_path / "in", "--unseen-entities", "0.2", "--weighted", "--output", tmp_path / "b"
-    )
-    assert done.returncode == 0, done.stderr
-    assert load_graph(tmp_path / "b", weighted=True).doubts is not None
-
-
-def test_confidences_and_attributes_from_python() -> None:
-    triples = [("paris", "in", "france"), ("rome", "in", "italy")]
-    graph = KnowledgeGraph.from_triples(
-        triples, confidences=[1, 0.5], attributes=[("paris", "inhabitants", "2100000")]
-    )
-    assert graph.confidence(graph.splits["train"]).tolist() == [1, 0.5]
-    assert graph.entities[graph.entities.find("paris") or 0].description == "inhabitants 2100000"
-    for wrong in ([1], [1, 0], [1, 2], [1, float("nan")]):
-        with pytest.raises(DataError, match="confidences are 2 numbers"):
-            KnowledgeGraph.from_triples(triples, confidences=wrong)
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("a\tr\tb\n", "train.tsv has no fourth column"),
-        ("a\tr\tb\t1\na\tr\tc\t0\n", "train.tsv:2: the confidence is '0', which labels a false triple"),
-        ("a\tr\tb\t1.5\n", "train.tsv:1: the confidence is '1.5'; it must be above 0 and at most 1"),
-        ("a\tr\tb\tnan\n", "train.tsv:1: the confidence is 'nan'"),
-        ("a\tr\tb\tsure\n", "train.tsv:1: the confidence is 'sure'"),
-    ],
-)
-def test_confidences_that_cannot_be_right_are_one_sentence(tmp_path: Path, rows: str, message: str) -> None:
-    (tmp_path / "train.tsv").write_text(rows)
-    with pytest.raises(DataError, match=re.escape(message)):
-        load_graph(tmp_path, weighted=True)
-
-
-def test_confidences_are_not_taken_for_labels(tmp_path: Path) -> None:
-    (tmp_path / "train.tsv").write_text("a\tr\tb\t0.5\n")
-    with pytest.raises(DataError, match=r"confidences of training triples are read by --weighted"):
-        load_graph(tmp_path)
-    with pytest.raises(DataError, match="has no confidences"):
-        load_graph("toy", weighted=True)
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -601,3 +525,17 @@ def test_a_header_of_kgtk_is_asked_about(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'node1 label node2' is a header, not a triple; --skip-header"):
         load_graph(tmp_path)
     assert len(load_graph(tmp_path, skip_header=True).triples("train")) == 2
+
+
+def test_attributes_from_python() -> None:
+    triples = [("paris", "in", "france"), ("rome", "in", "italy")]
+    graph = KnowledgeGraph.from_triples(triples, attributes=[("paris", "inhabitants", "2100000")])
+    assert graph.entities[graph.entities.find("paris") or 0].description == "inhabitants 2100000"
+
+
+def test_a_fourth_column_that_is_no_label_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\t0.5\n")
+    with pytest.raises(
+        DataError, match=r"the label is '0.5'; it must be 1 \(true\).* or leave the column out"
+    ):
+        load_graph(tmp_path)

@@ -19,7 +19,7 @@ from conftest import Cli, refused
 from safetensors.numpy import load_file, save_file
 
 import kgmlm
-from kgmlm.core.config import KGESettings, Protocol, RuleSettings, VectorSettings
+from kgmlm.core.config import KGESettings, RuleSettings, VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
@@ -27,13 +27,11 @@ from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, gr
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.runs.folder import open_folder
-from kgmlm.signals.base import REJECTED
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 from kgmlm.training import trees as fitting
-from kgmlm.training.candidate_lists import CandidateLists, read_lists
+from kgmlm.training.candidate_lists import CandidateLists
 from kgmlm.training.recipes import recipe_of
-from kgmlm.training.weights import validation_task
 
 lightgbm = pytest.importorskip("lightgbm")
 
@@ -475,30 +473,6 @@ def test_probabilities_are_those_of_new_queries(with_trees: Path, tmp_path: Path
     assert top.loc[~top["known"], "probability"].between(0, 1).all()
     kgmlm.tune(run, add="trees", candidates=30, progress=False)
     assert not open_folder(run).lists, "other trees, other probabilities"
-
-
-@pytest.mark.slow
-def test_known_wrong_answers_weigh_more(trained: Path) -> None:
-    run = open_folder(trained)
-    ranker, protocol = run.ranker("cpu"), Protocol(split="valid")
-    features = PairFeatures(ranker)
-
-    def read(queries: Queries, rows: Any, ids_dK: Any) -> Any:
-        return features.known(queries, ids_dK)
-
-    def lists_of(graph: KnowledgeGraph) -> CandidateLists:
-        task, width = validation_task(graph, protocol), len(features.known_names)
-        return read_lists(ranker, task, 20, read, width, lambda n, of: None)[0]
-
-    lists = lists_of(run.graph)
-    at = np.flatnonzero(lists.wrong_DK.any(1))
-    first = lists.wrong_DK[at].argmax(1)
-    wrong = lists.queries[at].triples(lists.candidates.ids_BK[at, first])
-    told = lists_of(replace(run.graph, negatives={"train": wrong}))
-    assert (told.stands_DK[at, first] == REJECTED).all()
-    assert (told.stands_DK[told.asked_DK] == 1).all()
-    one, other = (fitting._fitted(x, features, lambda: None) for x in (lists, told))
-    assert not alike(one, other)
 
 
 def test_few_validation_triples_teach_trees_nothing(cli: Cli, toy_run: Path) -> None:

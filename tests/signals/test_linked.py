@@ -70,8 +70,8 @@ def test_its_weight_has_the_sign_that_validation_shows(sign: int) -> None:
     linked[:, 0] = rng.random(count) < (0.5 + 0.3 * sign)  # the answer's
     scores = np.stack([text, linked], 2).astype(np.float32)
     queries = Queries(np.zeros(count, np.int64), np.arange(count) % 2, np.arange(count) % 4 < 2)
-    names, stands = ("likelihood", "linked"), np.ones((count, width), np.float32)
-    sample = ValidationSample(names, queries, np.arange(count), scores, stands, 2, 1.0)
+    names, there = ("likelihood", "linked"), np.ones((count, width), np.bool_)
+    sample = ValidationSample(names, queries, np.arange(count), scores, there, 2, 1.0)
     for by_relation in (True, False):
         found = sample.fitted(names, np.ones(count, np.bool_), by_relation=by_relation)
         assert np.sign(found.averages["linked"]) == sign

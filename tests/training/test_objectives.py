@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import singledispatch
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ import torch
 
 from kgmlm.core.config import RerankingSettings, TextSettings, TrainingSettings, VectorSettings
 from kgmlm.core.errors import ConfigError
-from kgmlm.graphs.graph import Doubts, KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.tokenization import MaskedBatch
 from kgmlm.training.objectives import OBJECTIVES, objective, streams
@@ -188,45 +188,6 @@ def test_a_loss_is_finite_and_so_are_its_gradients(task_of: Callable[..., Task],
     assert gradients
     assert all(g.isfinite().all() for g in gradients)
     assert any(g.any() for g in gradients)
-
-
-@pytest.mark.parametrize(("name", "values"), [("entity", {}), ("entity", {"candidates": 5}), ("token", {})])
-def test_a_loss_counts_answers_by_how_sure_they_are(
-    task_of: Callable[..., Task], name: str, values: dict[str, int]
-) -> None:
-    task = task_of(name, VectorSettings(), **values)
-    train = task.graph.triples("train")
-    half = replace(task.graph, doubts=Doubts(train, np.full(len(train), 0.5, np.float32)))
-
-    def loss(graph: KnowledgeGraph) -> torch.Tensor:
-        own = replace(task, graph=graph)
-        stream = OBJECTIVES[name].stream(own)
-        found: torch.Tensor = OBJECTIVES[name].losses(own, stream)(
-            task.ranker.reader.model, next(stream.from_position(0))
-        )
-        return found
-
-    torch.testing.assert_close(loss(half), loss(task.graph) / 2)
-
-
-@pytest.mark.parametrize("values", [{}, {"candidates": 5}])
-def test_what_is_known_to_be_wrong_has_more_of_the_softmax(
-    task_of: Callable[..., Task], values: dict[str, int]
-) -> None:
-    task = task_of("entity", **values)
-    queries, answers = task.graph.unique_queries("train")
-    seen, wrong = np.flatnonzero(task.graph.seen_N), []
-    for row in range(len(queries)):
-        at = np.array([row])
-        others = np.setdiff1d(seen, [*answers.take(at)[1], queries[row].entity])
-        wrong.append(queries[at].triples(others[:1]))
-    told = replace(task, graph=replace(task.graph, negatives={"train": np.concatenate(wrong)}))
-    stream = OBJECTIVES["entity"].stream(task)
-    batch = next(stream.from_position(0))
-    plain, with_wrong = (
-        OBJECTIVES["entity"].losses(t, stream)(task.ranker.reader.model, batch) for t in (task, told)
-    )
-    assert with_wrong > plain
 
 
 @pytest.mark.parametrize(("name", "values"), SAMPLED)

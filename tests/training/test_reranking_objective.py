@@ -9,7 +9,6 @@ import torch
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import RerankingSettings, TextSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import GroupedAnswers
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training.objectives.reranking import RerankingStream, pair_loss
 from kgmlm.training.objectives.streams import Task
@@ -42,22 +41,6 @@ def test_wrong_answers_are_wrong_seen_and_hard(stream: RerankingStream, toy: Kno
         order = stream.entities[scores[int(row)].argsort(descending=True, stable=True).numpy()]
         leading = order[~np.isin(order, true)][: SMALL.candidates]
         assert np.isin(wrong, leading).all()
-
-
-def test_known_wrong_answers_come_first(stream: RerankingStream, toy: KnowledgeGraph) -> None:
-    row = np.arange(1)
-    (before,) = stream._wrong(row, np.random.default_rng(0))
-    known = np.setdiff1d(stream.entities, [*before, *stream.answers.take(row)[1]])[:5]
-    unseen = np.flatnonzero(~toy.seen_N)[:1]
-    for count in (1, 2, 5):
-        ids = np.append(known[:count], unseen)
-        offsets = np.full(len(stream.queries) + 1, len(ids))
-        offsets[0] = 0
-        stream.rejected = GroupedAnswers(offsets, ids)
-        (wrong,) = stream._wrong(row, np.random.default_rng(0))
-        assert len(set(wrong.tolist())) == SMALL.negatives
-        assert np.isin(wrong, known[:count]).sum() == min(count, SMALL.negatives)
-        assert not np.isin(wrong, unseen).any()
 
 
 def test_a_batch_has_as_many_queries_as_their_pairs_have_room(stream: RerankingStream) -> None:

@@ -12,14 +12,10 @@ from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.ranking.trees import odd_pairs
-from kgmlm.signals.base import REJECTED
-from kgmlm.training.candidate_lists import CandidateLists, read_lists
 from kgmlm.training.second_stages import choose_reranking
-from kgmlm.training.weights import validation_task
 
 
 @pytest.fixture
@@ -80,29 +76,6 @@ def test_the_weight_goes_by_how_much_the_scores_say(ranker: Ranker, toy: Knowled
         uses.append(choose_reranking(ranker, toy, Protocol(split="valid"))[0])
     assert uses[0].k == uses[1].k > 0
     assert uses[0].weight == pytest.approx(4 * uses[1].weight)
-
-
-def test_known_wrong_answers_stand_for_several(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    everything = np.arange(len(toy.entities))
-    triples = np.repeat(toy.splits["valid"], len(everything), axis=0)
-    triples[:, 2] = np.tile(everything, len(toy.splits["valid"]))
-    known = {tuple(triple) for triple in toy.all_triples.tolist()}
-    wrong = np.array([triple for triple in triples.tolist() if tuple(triple) not in known])
-
-    def read(queries: Queries, rows: np.ndarray, ids_dK: np.ndarray) -> np.ndarray:
-        return np.zeros((*ids_dK.shape, 1), np.float32)
-
-    def lists_of(negatives: dict[str, np.ndarray]) -> CandidateLists:
-        task = validation_task(replace(toy, negatives=negatives), Protocol(split="valid"))
-        first = ranker.without_stage("reranking")
-        return read_lists(first, task, len(everything), read, 1, lambda n, of: None)[0]
-
-    plain, told = lists_of({}), lists_of({"train": wrong})
-    assert (plain.stands_DK == 1).all()
-    assert (told.open_DK == plain.open_DK).all()
-    assert (told.stands_DK[told.asked_DK] == 1).all()
-    tails_D = told.queries.tail_B
-    assert (told.stands_DK[tails_D][told.wrong_DK[tails_D]] == REJECTED).all(), "whatever is no known answer"
 
 
 def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy: KnowledgeGraph) -> None:

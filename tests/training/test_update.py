@@ -584,23 +584,6 @@ def test_rules_counted_again_are_as_if_mined_today(real: Any, monkeypatch: pytes
         assert all(before[rule] == after[rule] for rule in shared)
 
 
-def test_rules_are_counted_again_as_often_as_triples_are_sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [(f"a{n}", f"b{n}") for n in range(60)]
-    triples = [(h, relation, t) for h, t in pairs for relation in ("likes", "knows")]
-    sure = KnowledgeGraph.from_triples(triples)
-    doubted = KnowledgeGraph.from_triples(
-        triples, confidences=[0.3 if r == "knows" else 1 for _, r, _ in triples]
-    )
-    monkeypatch.setattr("kgmlm.signals.rules.QUICK", 0)
-    settings = Settings()
-    mined = Rules.fit(sure, settings.rules)
-    drawn = len(doubted.drawn(settings.rules.seed).splits["train"]) - len(pairs)
-    for graph, right in ((sure, len(pairs)), (doubted, drawn)):
-        paths = mined.grown(graph, settings).applied.rules.paths
-        (of,) = np.flatnonzero((paths.relation == 1) & (paths.body[:, 0] == 0) & (paths.body[:, 1] < 0))
-        assert paths.correct[of] == right
-
-
 def test_rules_that_take_too_long_are_not_mined_again(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

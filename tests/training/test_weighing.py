@@ -16,7 +16,6 @@ from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.signals.base import REJECTED
 from kgmlm.training import weights as weights_module
 from kgmlm.training.weights import ValidationSample
 
@@ -32,9 +31,9 @@ def simulated(weights: list[list[float]], count: int = 3000, seed: int = 0) -> V
     scores_BCS[rows, 0], scores_BCS[rows, answers] = scores_BCS[rows, answers], scores_BCS[rows, 0].copy()
     queries = Queries(np.zeros(count, np.int64), relation_B, np.ones(count, np.bool_))
     names = ("likelihood", "vector", "kge")[: len(weights[0])]
-    stands_BC = np.ones((count, 20), np.float32)
+    there_BC = np.ones((count, 20), np.bool_)
     scores = scores_BCS.astype(np.float32)
-    return ValidationSample(names, queries, rows + 1, scores, stands_BC, len(weights) + 1, 0.25)
+    return ValidationSample(names, queries, rows + 1, scores, there_BC, len(weights) + 1, 0.25)
 
 
 def everything(sample: ValidationSample) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -94,8 +93,7 @@ def test_a_sum_of_signals_is_a_signal() -> None:
 
 def test_slopes_are_those_of_the_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = simulated([[1.0, 0.1], [2.0, 0.4]], count=40)
-    sample.stands_BC[::3, 12:] = 0
-    sample.stands_BC[::4, 3] = 10
+    sample.there_BC[::3, 12:] = False
     costs = []
 
     def minimize(cost: Callable[..., tuple[float, np.ndarray]], start: np.ndarray, **_: object) -> object:
@@ -117,9 +115,7 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
     """Against a loop over the scores of all entities."""
     monkeypatch.setattr(weights_module, "BEST", 2)
     ranker, protocol = make_ranker(vector=VectorSettings(enabled=True)), Protocol(split="valid")
-    wrong = toy.splits["valid"][:1].copy()
-    wrong[0, 2] = (wrong[0, 2] + 1) % len(toy.entities)
-    contest = RankingTask.of(replace(toy, negatives={"train": wrong}), protocol)
+    contest = RankingTask.of(toy, protocol)
     names = ("likelihood", "vector")
     sample = ValidationSample.drawn(ranker, contest, names, Watcher())
     queries, answers = contest.queries, contest.answers
@@ -132,29 +128,10 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
         allowed = set(range(len(toy.entities))) - set(known[rows == b].tolist())
         zeros = torch.zeros(1, len(toy.entities))
         allowed -= set(np.flatnonzero(ranker.possible.applied(zeros, queries[b : b + 1])[0] < 0).tolist())
-        rejected = {e for e in contest.rejected.take(np.array([b]))[1].tolist() if e in allowed}
-
-        first = {e: e in rejected for e in allowed}
-        ranked = sorted((not first[e], -said[names[0]][b, e].item(), e) for e in allowed)
-        best = {e for _, _, e in ranked[:2]}
-        best |= {e for _, e in sorted((-said[names[1]][b, e].item(), e) for e in allowed)[:2]}
-        assert rejected <= best
+        best = {e for n in names for _, e in sorted((-said[n][b, e].item(), e) for e in allowed)[:2]}
         expected = [[said[n][b, e].item() for n in names] for e in [answers[b], *sorted(best)]]
-        there = sample.stands_BC[b] > 0
+        there = sample.there_BC[b]
         assert sample.scores_BCS[b][there] == pytest.approx(np.array(expected), rel=1e-4, abs=1e-5)
-        stands = [1.0, *(REJECTED if e in rejected else 1.0 for e in sorted(best))]
-        assert sample.stands_BC[b][there].tolist() == stands
-    assert (sample.stands_BC == REJECTED).any()
-
-
-def test_a_signal_that_favors_rejected_candidates_counts_for_less() -> None:
-    sample = simulated([[1.0, 0.1]])
-    before = sample.fitted(sample.names, everything(sample)).averages["vector"]
-    sample.scores_BCS[:, 1, 1] += 5
-    unknown = sample.fitted(sample.names, everything(sample)).averages["vector"]
-    sample.stands_BC[:, 1] = REJECTED
-    rejected = sample.fitted(sample.names, everything(sample)).averages["vector"]
-    assert rejected < unknown < before
 
 
 def test_an_impossible_answer_has_no_say(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
@@ -169,5 +146,5 @@ def test_an_impossible_answer_has_no_say(toy: KnowledgeGraph, make_ranker: Calla
         ranker, RankingTask.of(looped, Protocol(split="valid")), ("vector",), Watcher()
     )
     heads = len(own)
-    assert not sample.stands_BC[[0, heads]].any()
-    assert sample.stands_BC[:, 0].sum() == 2 * heads - 2
+    assert not sample.there_BC[[0, heads]].any()
+    assert sample.there_BC[:, 0].sum() == 2 * heads - 2

@@ -15,7 +15,6 @@ import torch
 
 from kgmlm.core.arrays import FloatArray, IntArray, cosines
 from kgmlm.graphs.queries import Columns
-from kgmlm.signals.base import REJECTED
 from kgmlm.signals.likelihood_torch import entity_loss, left_out, token_loss
 from kgmlm.signals.vector import ReaderSource
 from kgmlm.text.reader import SpanOutput
@@ -176,7 +175,6 @@ class RankingLosses(ABC):
         self.ranker = ranker = task.ranker
         self.settings = task.settings
         self.queries, self.answers = stream.queries, stream.answers
-        self.rejected, self.graph = task.graph.rejected_answers(self.queries), task.graph
         self.share = task.share
         self.vector = ranker.reader.settings.vector
         self.memory: Memory | None = None
@@ -218,30 +216,19 @@ class RankingLosses(ABC):
         assert span.vector_BD is not None
         vectors_ED = interleaved(span.entities_ED, self.share, len(batch.entity_ids))
         columns, vectors_MD = self.memory.joined(batch.entity_ids, vectors_ED)
-        targets, sure = self._targets(batch.rows, columns, *columns.answers(self.answers, batch.rows))
-        own = self._left_out(batch.rows, columns)
-        temperature, weights = self.vector.temperature, self._weights(batch.rows, columns)
-        loss = self._loss(cosines(span.vector_BD, vectors_MD), targets, temperature, own, weights, sure)
+        targets = self._places(*columns.answers(self.answers, batch.rows))
+        own, temperature = self._left_out(batch.rows, columns), self.vector.temperature
+        loss = self._loss(cosines(span.vector_BD, vectors_MD), targets, temperature, own)
         if self.residuals is None:
             return loss
         ids_M = torch.from_numpy(columns.ids_M).to(vectors_MD.device)
         moved_BM = cosines(span.vector_BD, self.residuals(ids_M, vectors_MD.detach()))
-        return loss + self._loss(moved_BM, targets, temperature, own, weights, sure)
+        return loss + self._loss(moved_BM, targets, temperature, own)
 
     def _places(self, rows: IntArray, columns: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Places in a matrix of scores."""
         device = self.ranker.reader.model.device
         return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
-
-    def _targets(
-        self, rows: IntArray, columns: Columns, at: IntArray, column: IntArray
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        """The places of answers, and how sure each is; None where all are."""
-        places = self._places(at, column)
-        if self.graph.doubts is None:
-            return places, None
-        sure_T = self.graph.answer_confidence(self.queries[rows[at]], columns.ids_M[column])
-        return places, torch.from_numpy(sure_T).to(self.ranker.reader.model.device)
 
     def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The places of queries' own entities that cannot answer and have no share of a softmax."""
@@ -251,18 +238,6 @@ class RankingLosses(ABC):
         found = columns.of(own)
         return self._places(at[found >= 0], found[found >= 0])
 
-    def _weights(
-        self, rows: IntArray, columns: Columns, log_weight_BM: FloatArray | None = None
-    ) -> torch.Tensor | None:
-        """Weights of candidates: a rejected one counts as several; None where each counts once."""
-        at, column = columns.answers(self.rejected, rows)
-        if not len(at) and log_weight_BM is None:
-            return None
-        if log_weight_BM is None:
-            log_weight_BM = np.zeros((len(rows), len(columns)))
-        log_weight_BM[at, column] = np.log(REJECTED)
-        return torch.from_numpy(log_weight_BM.astype(np.float32)).to(self.ranker.reader.model.device)
-
     def _loss(
         self,
         scores_BN: torch.Tensor,
@@ -270,14 +245,13 @@ class RankingLosses(ABC):
         temperature: float,
         own: tuple[torch.Tensor, torch.Tensor] | None,
         log_weight_BN: torch.Tensor | None = None,
-        sure_T: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A softmax over entities, true answers as targets, without the (row, column) pairs ``own``; for the
         rest see :func:`~kgmlm.signals.likelihood_torch.entity_loss`.
         """
         if own is not None:
             scores_BN = left_out(scores_BN, own)
-        return entity_loss(scores_BN, answers, temperature, log_weight_BN, sure_T)
+        return entity_loss(scores_BN, answers, temperature, log_weight_BN)
 
     @abstractmethod
     def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
@@ -321,19 +295,17 @@ class EntityLosses(RankingLosses):
             return self._of_sample(span, batch.rows, batch.all_rows, batch.drawn)
         scores_BN = self.ranker.likelihood.scores(span, self.table)
         rows, columns = batch.rows, self.columns
-        answers, sure = self._targets(rows, columns, *columns.answers(self.answers, rows))
-        own, weights = self._left_out(rows, columns), self._weights(rows, columns)
-        return self._loss(scores_BN, answers, self.settings.temperature, own, weights, sure)
+        answers, own = self._places(*columns.answers(self.answers, rows)), self._left_out(rows, columns)
+        return self._loss(scores_BN, answers, self.settings.temperature, own)
 
     def _of_sample(self, span: SpanOutput, rows: IntArray, all_rows: IntArray, drawn: Drawn) -> torch.Tensor:
-        """The loss over answers, own entities, rejected and recent answers, and others that were drawn.
+        """The loss over answers, own entities, recent answers, and others that were drawn.
 
         Args:
             all_rows: of all processes: each has the candidates of the whole batch.
         """
         assert self.recent is not None
-        own_ids = (self.queries.entity_B[all_rows], self.rejected.take(all_rows)[1])
-        always = np.union1d(self.recent.joined(drawn.answers), np.concatenate(own_ids))
+        always = np.union1d(self.recent.joined(drawn.answers), self.queries.entity_B[all_rows])
         sampled = Sampled.of(always, drawn.others, self.seen)
         columns = sampled.columns
         at, column = columns.answers(self.answers, rows)
@@ -343,9 +315,9 @@ class EntityLosses(RankingLosses):
         all_B = self.answers.offsets[rows + 1] - self.answers.offsets[rows]
         log_weight_BM[at, column] = np.log(all_B / there_B)[at]
         scores_BM = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(columns.ids_M))
-        targets, sure = self._targets(rows, columns, at, column)
-        own, weights = self._left_out(rows, columns), self._weights(rows, columns, log_weight_BM)
-        return self._loss(scores_BM, targets, self.settings.temperature, own, weights, sure)
+        targets, own = self._places(at, column), self._left_out(rows, columns)
+        log_weights = torch.from_numpy(log_weight_BM.astype(np.float32)).to(scores_BM.device)
+        return self._loss(scores_BM, targets, self.settings.temperature, own, log_weights)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The tensors that a checkpoint keeps."""
@@ -366,8 +338,7 @@ class TokenLosses(RankingLosses):
         positions, ids = self.answers.take(batch.rows)
         distinct, columns = np.unique(ids, return_inverse=True)
         scores_BN = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(distinct), "mean")
-        targets, sure = self._targets(batch.rows, Columns(distinct), positions, columns)
-        return token_loss(scores_BN, targets, sure)
+        return token_loss(scores_BN, self._places(positions, columns))
 
 
 ENTITY = Objective(RankingStream, EntityLosses)

@@ -49,7 +49,6 @@ class RerankingStream(QueryStream[list[Encoded], PairBatch]):
         )
         self.first = task.first or ranker  # without one it is only asked how long it is
         self.entities = np.flatnonzero(task.graph.seen_N)
-        self.rejected = task.graph.rejected_answers(self.queries)
 
     def check(self, queries: Queries) -> None:
         """See that pairs fit; as in any stream."""
@@ -61,7 +60,7 @@ class RerankingStream(QueryStream[list[Encoded], PairBatch]):
         return self.reranker.encode(self.queries[rows], ids, rng)
 
     def _wrong(self, rows: IntArray, rng: np.random.Generator) -> list[IntArray]:
-        """Wrong answers of some queries: known ones first, then some of the first stage's best."""
+        """Wrong answers of some queries: some of the first stage's best."""
         settings = self.ranker.reader.settings.reranking
         size = min(settings.candidates, len(self.entities))
         best_BK = np.full((len(rows), size), -1)
@@ -69,12 +68,9 @@ class RerankingStream(QueryStream[list[Encoded], PairBatch]):
         for at, scores_bS in self.first.rank(self.queries[rows], self.entities):
             best_BK[at] = best_of(self.first.context, self.queries[rows[at]], scores_bS, size, pool)[1]
         found = []
-        for row, best_K in zip(rows, best_BK, strict=True):
-            known = np.intersect1d(self.rejected.take(row[None])[1], self.entities)
-            some = rng.choice(known, min(settings.negatives, len(known)), replace=False)
-            others = best_K[(best_K >= 0) & ~np.isin(best_K, known)]
-            more = rng.choice(others, min(settings.negatives - len(some), len(others)), replace=False)
-            found.append(np.concatenate([some, more]))
+        for best_K in best_BK:
+            others = best_K[best_K >= 0]
+            found.append(rng.choice(others, min(settings.negatives, len(others)), replace=False))
         return found
 
     def _length(self, encoded: list[Encoded]) -> int:
