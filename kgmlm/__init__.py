@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from kgmlm.prediction.complete import complete
     from kgmlm.prediction.export import export
-    from kgmlm.prediction.suggest import suggest
     from kgmlm.ranking.predictor import Predictor
     from kgmlm.reporting.report import report
     from kgmlm.runs.feedback import feedback
@@ -95,7 +94,6 @@ _HOMES = {
     "report": "kgmlm.reporting.report",
     "rerank": "kgmlm.training.tune",
     "serve": "kgmlm.serving.serve",
-    "suggest": "kgmlm.prediction.suggest",
     "train": "kgmlm.training.train",
     "tune": "kgmlm.training.tune",
     "update": "kgmlm.training.update",
@@ -137,7 +135,6 @@ __all__ = [
     "rerank",
     "serve",
     "similar",
-    "suggest",
     "train",
     "tune",
     "unpack",

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from kgmlm.cli.data import data_app, data_import
 from kgmlm.cli.manage import config, feedback, info, onnx, pack, push, report, serve, unpack
-from kgmlm.cli.predict import calibrate, classify, complete, export, suggest
+from kgmlm.cli.predict import calibrate, classify, complete, export
 from kgmlm.cli.rank import compare, embeddings, evaluate, linearize, rank, rules, similar
 from kgmlm.cli.train import index, rerank, train, tune, update
 
@@ -33,7 +33,6 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         rank: "Rank the entities that complete a triple",
         complete: "List the triples that the graph lacks",
         classify: "Say how probable given triples are",
-        suggest: "Suggest which new triples people should judge",
     },
     "Look": {
         info: "Show a run on one screen",

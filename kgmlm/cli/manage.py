@@ -369,9 +369,6 @@ def feedback(
             help="Update the run: accepted triples become training triples, rejected ones known negatives.",
         ),
     ] = False,
-    minutes: Annotated[
-        float | None, typer.Option(help="With --apply: train on for this time, as `update` does.")
-    ] = None,
     batch_size: BatchSize = 64,
     device: Device = None,
     as_json: Json = False,
@@ -388,9 +385,7 @@ def feedback(
         from kgmlm.core.progress import Bars
         from kgmlm.training.update import apply_feedback
 
-        found = apply_feedback(
-            run, minutes=minutes, output=output, batch_size=batch_size, device=device, progress=Bars(quiet)
-        )
+        found = apply_feedback(run, output=output, batch_size=batch_size, device=device, progress=Bars(quiet))
         if not as_json:
             back = f", {found['taken_back']:,} taken back" if found["taken_back"] else ""
             print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected{back}")
@@ -398,7 +393,7 @@ def feedback(
                 tell(f"{counted(found['passed'], 'judgment')} skipped: the graph lacks an entity or relation")
         print_update(found, as_json)
         return
-    if output is None or minutes is not None:
+    if output is None:
         raise ConfigError("--output names the file to write; or --apply updates the run")
     done = job(run, output)
     if done["damaged"]:

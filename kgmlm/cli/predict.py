@@ -347,43 +347,6 @@ def _print(made: dict[str, Any]) -> None:
         _print_report(made["report"])
 
 
-@command()
-def suggest(
-    run: RunArgument,
-    k: Annotated[int, typer.Option("-k", min=1, help="How many questions.")] = 20,
-    relations: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--relation", help="Ask about this relation; may be given several times.", show_default=False
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="A TSV file of head, relation and tail to write, too.", show_default=False),
-    ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Suggest which new triples people should judge: those whose answer would teach the run most.
-
-    They are uncertain, and resemble many other triples that the graph probably lacks. The page of
-    `kgmlm serve` takes judgments, and `kgmlm feedback RUN --apply` updates the run by them.
-    """
-    from kgmlm.core.errors import counted
-    from kgmlm.core.progress import Bars
-    from kgmlm.prediction.suggest import suggest as job
-
-    found = job(run, k, relations=relations or None, output=output, progress=Bars(quiet)).to_dict("records")
-    if as_json:
-        print_json(found)
-        return
-    table = plain_table("head", "relation", "tail", "probability", right=("probability",))
-    for row in found:
-        names = [row[f"{end}_name"] for end in ("head", "relation", "tail")]
-        table.add_row(*map(cell, names), cell(percent(row["probability"])))
-    print_titled(f"{counted(len(found), 'question')} that would teach most", table)
-
-
 def _below(probability: float) -> float:
     """Round down to two digits.
 

@@ -322,12 +322,6 @@ UPDATE: Options = {
         "Take a label that differs from a known label, name or alias by case, Unicode form, blanks or "
         "underscores alone for the same, instead of for a new one.",
     ),
-    "minutes": option(
-        float | None,
-        None,
-        "Then train on, on old and new triples, and end after this time: the bi-encoder, KGE and, where "
-        "enough of its steps fit, the masked LM. Repeated after an interruption, the command continues.",
-    ),
     "output": option(Path | None, None, "Write the updated run here, and leave the old one as it is."),
     "batch_size": (BatchSize, 64),
     "device": (Device, None),
@@ -340,16 +334,15 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
 
     New entities are read, counts are made again, and graph embeddings get rows for what is new. Validation
     says whether weights and probabilities still suit, and those that do not are chosen again. Nothing is
-    trained, unless --minutes gives time for it. The old run can be used until the updated one is whole.
+    trained. The old run can be used until the updated one is whole.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.update import update as job
 
     files: dict[str, Any] = {name: given.pop(name) or () for name in ("triples", "remove", "false")}
-    if not any(files.values()) and given["entities"] is None and given["minutes"] is None:
+    if not any(files.values()) and given["entities"] is None:
         raise ConfigError(
-            "nothing to do: give new --triples or --entities, triples to --remove or that are --false, or "
-            "--minutes to train on"
+            "nothing to do: give new --triples or --entities, or triples to --remove or that are --false"
         )
     print_update(job(run, progress=Bars(quiet), **files, **given), as_json)
 
@@ -370,9 +363,7 @@ def print_update(found: dict[str, Any], as_json: bool) -> None:
         if count:
             print(f"{counted(count, 'triple')} {what}")
     if "mrr" in found:
-        sample, half = (" of a sample", f" ± {found['half']:.4f}") if "half" in found else ("", "")
-        print(f"validation MRR{sample}: {found['mrr']:.4f}{half}")
+        print(f"validation MRR of a sample: {found['mrr']:.4f} ± {found['half']:.4f}")
     if "output" in found:
         again = " and ".join(found["chosen"]) or "nothing"
-        on = f"; trained on: {', '.join(found['trained']) or 'nothing'}" if "trained" in found else ""
-        print(f"{found['output']}: {found['seconds']:.1f} s{on}; chosen again: {again}")
+        print(f"{found['output']}: {found['seconds']:.1f} s; chosen again: {again}")

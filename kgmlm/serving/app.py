@@ -443,7 +443,7 @@ def create_app(session: Session, options: Options, information: Mapping[str, Any
     facts = FactFinder(session.run, keep, is_current)
     updates = Updates(session.run.folder.path if keep and options.updates else None, is_current)
     judging = Judging(options.feedback, session.origin)
-    _add_exploring(app, service, facts, judging)
+    _add_exploring(app, service, facts)
     _add_reading(app, service, judging, updates)
     add_judging(app, session, judging)
     add_updates(app, session, updates)
@@ -497,7 +497,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
         return {"labels": labels, "added": len(service.session.added)}
 
 
-def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: Judging) -> None:
+def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
     """Add the paths that the page asks."""
     session = service.session
 
@@ -514,15 +514,10 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder, judging: J
         ] = None,
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=100)] = 10,
-        order: Annotated[
-            Literal["probable", "telling"],
-            Query(description="telling: first what would teach most if it were judged, and was not yet."),
-        ] = "probable",
     ) -> Any:
         """The triples that the graph probably lacks. The first request begins to look for them, as
         `kgmlm complete` does, in a process of its own."""
-        said = {judgment.triple for judgment in judging.of(None)} if order == "telling" else None
-        found = facts.page(relation, offset, limit, said)
+        found = facts.page(relation, offset, limit)
         return found | {"facts": [session.reasoned(fact) for fact in found["facts"]]}
 
     @app.get("/similar", response_model=schema.SimilarResponse)

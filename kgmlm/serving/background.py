@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +32,6 @@ from kgmlm.prediction.new_facts import (
     command,
     progress,
 )
-from kgmlm.prediction.suggest import teaching
-from kgmlm.runs.feedback import Labels
 from kgmlm.runs.run import Run
 from kgmlm.serving import schema
 from kgmlm.serving.schema import NewEntity
@@ -45,7 +43,6 @@ REFUSED = (
 )
 AT_WORK = "another update is at work; try again when it has ended"
 CHANGED = "the run's folder has changed since it was opened"
-QUESTIONS = 200  # that are chosen at most to be judged
 IDLE = 10  # how much other processes go before these, from 0 to 19
 Row = dict[str, Any]
 
@@ -99,14 +96,11 @@ class FactFinder:
         self._why = ""
         self._lock = threading.Lock()
 
-    def page(
-        self, relation: str | None, offset: int, limit: int, judged: Collection[Labels] | None = None
-    ) -> Row:
+    def page(self, relation: str | None, offset: int, limit: int) -> Row:
         """Some of the facts, best first, as labels, names, probability and reason; or why there are none yet.
 
         Args:
             relation: the label of the one whose facts are asked for; None is all.
-            judged: put first what would teach most if it were judged, without what is judged already.
         """
         with self._lock:
             self._look()
@@ -119,8 +113,6 @@ class FactFinder:
         chosen = found.table
         if relation is not None:
             chosen = chosen.filter(pc.equal(chosen.column("relation"), relation))
-        if judged is not None:
-            chosen = chosen.take(teaching(chosen, min(len(chosen), QUESTIONS), judged))
         return {
             "status": status,
             "progress": done,

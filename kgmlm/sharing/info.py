@@ -100,7 +100,6 @@ class Info:
                 f"{datetime.fromisoformat(of['at']):%Y-%m-%d %H:%M}: {counted(of['entities'], 'entity')}, "
                 f"{counted(of['relations'], 'relation')} and {counted(of['added'], 'triple')} added, "
                 f"{of['removed']:,} removed"
-                + (f"; trained on: {', '.join(of['trained'])}" if of.get("trained") else "")
                 for of in self.updates
             ]
         lines["ranks"] = [

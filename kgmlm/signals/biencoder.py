@@ -172,13 +172,11 @@ class Biencoder:
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
         kept: Path | None = None,
-        start: Biencoder | None = None,
     ) -> Biencoder:
         """Read the texts of all entities, and train the head on the training triples.
 
         Args:
             kept: a folder for the vectors of the texts that were read, until all are.
-            start: one of the same graph (:meth:`over`) whose head is trained on, and whose texts are read.
 
         Raises:
             ModelError: when the encoder cannot be loaded.
@@ -188,15 +186,10 @@ class Biencoder:
         from kgmlm.signals.biencoder_training import Training
 
         began = time.monotonic()
-        if start is None:
-            encoder = TextEncoder.load(settings.encoder, settings.max_length)
-            relation_texts_RD = read_all(encoder, [r.name for r in graph.relations])
-        else:
-            encoder, relation_texts_RD = start.encoder, start.relation_texts_RD
+        encoder = TextEncoder.load(settings.encoder, settings.max_length)
+        relation_texts_RD = read_all(encoder, [r.name for r in graph.relations])
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
         training = Training(graph, relation_texts_RD, settings, device)
-        if start is not None:
-            training.begin(start.head, start.relation_rows)
         count = len(graph.entities)
         most, done = count + settings.steps, 0
 
@@ -213,9 +206,7 @@ class Biencoder:
                     f"no bi-encoder: the texts of {count:,} entities are not read in {limit:.0f} s"
                 )
 
-        if start is not None:
-            texts_ND = numpy(start.vectors.all)
-        elif kept is None:
+        if kept is None:
             vectors.read(advance=read)
             texts_ND = numpy(vectors.all)
         else:
@@ -232,7 +223,7 @@ class Biencoder:
             seconds = max(settings.seconds - (time.monotonic() - began), LEARNING * settings.seconds)
         head = training.run(texts_ND, sums_ND, profile, tell, seconds)
         if kept is not None:
-            shutil.rmtree(kept, ignore_errors=start is not None)
+            shutil.rmtree(kept)
         rows = np.arange(len(graph.relations))
         rows[~np.isin(rows, graph.splits["train"][:, 1])] = -1
         return cls(head, graph.context, vectors, relation_texts_RD, rows, encoder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -117,19 +117,6 @@ class Training:
         )
         self.ends: tuple[float, float] | None = None  # when the time begins and ends, where one is given
         self.rate = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
-
-    def begin(self, head: Mapping[str, Floats], relation_rows: IntArray) -> None:
-        """Begin from a trained head.
-
-        Args:
-            relation_rows: which of its relations each of the graph's is; -1 of those that it does not know.
-        """
-        known = np.flatnonzero(relation_rows >= 0)
-        relation_KM = np.zeros((2 * len(relation_rows), head["relation"].shape[1]), np.float32)
-        for side in (0, 1):
-            relation_KM[2 * known + side] = head["relation"][2 * relation_rows[known] + side]
-        parameters = {name: torch.tensor(values) for name, values in head.items()}
-        self.head.load_state_dict({**parameters, "relation": torch.from_numpy(relation_KM)})
 
     def hold(self, texts_ND: Floats, sums_ND: Floats, profile: sp.csr_array) -> None:
         """Take what entities are known by; arguments as of :meth:`run`."""

@@ -83,17 +83,11 @@ class KGE:
         advance: Callable[[int, int], None] = lambda n, total: None,
         device: Device = None,
         kept: Path | None = None,
-        start: KGE | None = None,
     ) -> KGE:
-        """Train on a graph's training triples; arguments as of :func:`.kge_training.train_complex`.
-
-        Args:
-            start: embeddings of the same graph (:meth:`grown`) to train on from.
-        """
+        """Train on a graph's training triples; arguments as of :func:`.kge_training.train_complex`."""
         from kgmlm.signals.kge_training import train_complex
 
-        begin = None if start is None else start._embeddings()
-        return cls(*train_complex(graph, settings, advance, device, kept, begin), relation_rows(graph))
+        return cls(*train_complex(graph, settings, advance, device, kept), relation_rows(graph))
 
     def _embeddings(self) -> Embeddings:
         """The embeddings as tensors of their own, on the CPU."""

@@ -34,7 +34,6 @@ DIVERGED = 1e10  # the product of three such embeddings is near the end of float
 KEPT_EVERY = 120.0  # seconds between states that are kept of training, and at least
 KEPT_SHARE = 20  # times as long as it takes to write one
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
-FURTHER = 0.1  # of the learning rate, where trained embeddings are trained on: Adagrad's first steps are long
 
 
 class Embeddings(NamedTuple):
@@ -57,7 +56,6 @@ def train_complex(
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
     kept: Path | None = None,
-    start: Embeddings | None = None,
 ) -> Embeddings:
     """Train ComplEx with reciprocal relations on the training triples.
 
@@ -70,7 +68,6 @@ def train_complex(
         advance: called with (steps that were just done, all steps).
         kept: a file of the state of unfinished training, written every few minutes and removed at the end.
             Training that finds one of its own, by the same settings but for how long, continues from there.
-        start: embeddings of all that training has seen, to train on from, at a lower learning rate.
 
     Raises:
         RunError: when the loss is no longer a number.
@@ -87,13 +84,7 @@ def train_complex(
         return table.to(device).requires_grad_()
 
     entities_SD, relations_RD = fresh(len(seen)), fresh(2 * len(graph.relations))
-    rate = settings.learning_rate
-    if start is not None:
-        rate *= FURTHER
-        with torch.no_grad():
-            entities_SD.copy_(start.entities_SD[start.rows_N[torch.from_numpy(seen)]])
-            relations_RD.copy_(start.relations_RD)
-    optimizer = torch.optim.Adagrad([entities_SD, relations_RD], lr=rate)
+    optimizer = torch.optim.Adagrad([entities_SD, relations_RD], lr=settings.learning_rate)
     steps = settings.epochs * math.ceil(len(asked.queries_U2) / settings.batch_size)
     steps = min(steps, settings.max_steps or steps)
     state = None if kept is None else _Kept(kept, _fingerprint(graph, settings))

@@ -52,7 +52,6 @@ LONGEST = 0.85  # of the time that is left, for a masked LM that gets to fewer s
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # texts by which the encoder is timed; fewer would be padded more
-FEW_TEXTS = 64  # texts by which it is timed when an update trains further
 TRIED = 2  # timings of the encoder, of which the shorter counts
 ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the ONNX export of a model of 91 MB takes
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
@@ -227,15 +226,6 @@ def _least_text(
     # Forward, and backward twice as long.
     per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
     return per_step, steps * per_step + len(graph.entities) * entity * found.per_token
-
-
-def text_fits(run: RunFolder, seconds: float, stages: Sequence[str]) -> bool:
-    """Return whether the masked LM of a run can be trained on in a time, beside some stages."""
-    if not run.settings.trains_text:
-        return False
-    encoder = TextEncoder.load(str(run.model_folder), run.settings.text.max_length)
-    _, least = _least_text(run.settings, run.graph, speed(encoder, run.graph, FEW_TEXTS))
-    return _for_text(seconds, [*stages, "text"], {}) >= least
 
 
 def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:

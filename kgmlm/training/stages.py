@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -192,13 +192,11 @@ def last_stages(
     resume_command: str,
     clock: Clock,
     watch: Watcher,
-    used: Collection[str] | None = None,
 ) -> None:
     """Do what is left of a run's recipe after its signals and its masked LM.
 
     Args:
         resume_command: the command that continues.
-        used: of a run that is trained on, the second stages that it had; nothing is summed up then.
 
     Raises:
         Interrupted: when a signal stopped it; ``kgmlm train --resume`` continues.
@@ -213,7 +211,7 @@ def last_stages(
             f"not done by several processes: {' and '.join(left)}; `{resume_command}` does them in one"
         )
         return
-    few, before = None if max_steps is None else FEW, {*run.tuned.uses, *(used or ())}
+    few, before = None if max_steps is None else FEW, run.tuned.uses
     later = ("reverse", "reranker", "trees", "calibration")
     after = [stage for stage in later if stage in recipe["stages"]]
 
@@ -227,8 +225,7 @@ def last_stages(
     if "reverse" in left or (signals and REVERSE in before):
         with clock.stage("reverse"):
             most = REVERSE_TRIPLES if run.settings.trains_text else TEXTLESS_TRIPLES
-            kept = used is not None and REVERSE in used
-            figures = _chosen(path, "reverse", few or most, watch, REVERSED, share("reverse"), kept)
+            figures = _chosen(path, "reverse", few or most, watch, REVERSED, share("reverse"))
         if "reverse" in figures:  # else the time was too short
             _tell_of("reverse scoring", figures["reverse"], watch)
     if signals and "reranker" not in recipe["stages"] and run.reranker:
@@ -259,8 +256,6 @@ def last_stages(
     if "calibration" in recipe["stages"] and not _is_calibrated(open_folder(path)):
         with clock.stage("calibration"):
             _calibrate(path, max_steps, clock.share("calibration", ()), watch)
-    if used is not None:
-        return
     run = open_folder(path)
     lines = [] if clock.seconds is None else time_report(run)
     if left and run.graph.has("valid"):
@@ -301,7 +296,6 @@ def _chosen(
     watch: Watcher,
     first: int = 0,
     seconds: float | None = None,
-    kept: bool = False,
 ) -> Figures:
     """Choose on validation, on as many triples as the time allows.
 
@@ -309,7 +303,6 @@ def _chosen(
         most: triples at most; 0 is all of validation.
         first: how many tell what one takes.
         seconds: None is as long as it takes.
-        kept: the run has reverse scoring, which stays; :data:`FEW` triples at least choose how.
     """
     wanted: dict[str, bool] = {} if only == "signals" else {only: True}
     if only == REVERSE:  # what comes after it has stages of its own
@@ -325,8 +318,6 @@ def _chosen(
     figures = by(min(first, most))
     taken = time.monotonic() - began
     fitting = min(most, int(first * (seconds - taken) / taken))
-    if kept:
-        fitting = max(fitting, min(FEW, most))
     if only == "reverse" and fitting < min(FEW, most):
         watch.tell(f"no reverse scoring: there is time for only {fitting} validation triples to fit it")
         leave_out(path, "reverse")

@@ -42,7 +42,6 @@ from kgmlm.runs.record import (
     versions,
 )
 from kgmlm.signals import beside
-from kgmlm.signals.base import Signal
 from kgmlm.text.tokenization import (
     SpanTokenizer,
     Vocabulary,
@@ -283,7 +282,6 @@ def fit_signal(
     advance: Callable[[int, int], None] = lambda n, total: None,
     device: torch.device | None = None,
     kept: Path | None = None,
-    start: Signal | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Train a signal that is beside the text model, and say how for the record.
 
@@ -291,7 +289,6 @@ def fit_signal(
         name: of the signal; its settings are the section of that name.
         advance: called with (steps that were just done, all steps).
         kept: a file for the state of training that is interrupted, and continued by the next call.
-        start: what is trained on; None is from nothing.
     """
     started, done = time.monotonic(), 0
     own = getattr(settings, name, None)
@@ -301,8 +298,7 @@ def fit_signal(
         done += n
         advance(n, total)
 
-    begin = {} if start is None else {"start": start}
-    signal = beside()[name].fit(graph, own, counting, device, kept, **begin)
+    signal = beside()[name].fit(graph, own, counting, device, kept)
     return signal, {
         "done": done,
         "settings": None if own is None else own.model_dump(mode="json"),

@@ -9,26 +9,23 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
 from pydantic import BaseModel, ConfigDict
 
 from kgmlm.core import digests, files
-from kgmlm.core.config import Settings, Stage
+from kgmlm.core.config import Settings
 from kgmlm.core.errors import (
     ConfigError,
     DataError,
-    LateError,
-    NoRulesError,
     RunError,
     check_numbers,
     counted,
@@ -46,7 +43,6 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import write_graph
 from kgmlm.importing.new_entities import read_new_entities
 from kgmlm.prediction.calibration import (
-    TRIPLES,
     drop_calibration,
     fitted,
     read_calibration,
@@ -56,9 +52,7 @@ from kgmlm.prediction.list_calibration import drawn, expected_answers
 from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
 from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
 from kgmlm.runs.folder import RunFolder, open_folder
-from kgmlm.runs.index import index
-from kgmlm.runs.models import NAMES, device_of, save_names
-from kgmlm.runs.onnx import made_ready
+from kgmlm.runs.models import NAMES, save_names
 from kgmlm.runs.opened import (
     constraints_of,
     index_fingerprint,
@@ -68,21 +62,13 @@ from kgmlm.runs.opened import (
     shortlist_of,
 )
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import TRAINED, command_line, read_record, writing
+from kgmlm.runs.record import TRAINED, command_line, writing
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
-from kgmlm.signals import beside, is_beside
+from kgmlm.signals import is_beside
 from kgmlm.signals.base import Growing
-from kgmlm.signals.biencoder import Biencoder, digest_of
-from kgmlm.signals.rules import QUICK
 from kgmlm.signals.vector import Vector
-from kgmlm.training.loop import TimeLimit
-from kgmlm.training.planner import PASSES, Clock, check_minutes, text_fits
-from kgmlm.training.recipes import PLAIN, Recipe, Shape, head_steps
-from kgmlm.training.stages import CALIBRATED, last_stages
-from kgmlm.training.start import fit_signal, keeping, latest_checkpoint
-from kgmlm.training.train import train_text
-from kgmlm.training.tune import choose, complete_text
-from kgmlm.training.weights import CHECKED, Refit, refit
+from kgmlm.training.tune import choose
+from kgmlm.training.weights import Refit, refit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,11 +77,6 @@ if TYPE_CHECKING:
     from kgmlm.prediction.calibration import Calibration
     from kgmlm.ranking.ranker import Ranker
 
-TRAINED_ON = ("rules", "biencoder", "kge")  # signals that an update trains further, in this order
-OF_TEXT = ("status", "step", "done", "minutes", "best_valid_mrr")  # keys of run.json on the masked LM
-UPDATING = ("updating", "recipe", "spent")  # keys of run.json while an update trains further
-METRICS = "metrics.jsonl"
-AGAIN = "the same `kgmlm update` again continues"
 PROBED = 100  # validation queries that show whether the probabilities still hold
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
@@ -112,7 +93,6 @@ def update(
     remove: Triples | str | Path = (),
     false: Triples | str | Path = (),
     match_names: bool = False,
-    minutes: float | None = None,
     output: str | Path | None = None,
     batch_size: int = 64,
     device: str | None = None,
@@ -125,10 +105,6 @@ def update(
     triples while all others stay. Then a sample of validation says whether the weights still suit and whether
     the probabilities still hold; those that do not are chosen again. Text encoders stay as they were trained.
 
-    With ``minutes`` the bi-encoder's head, ComplEx and, where enough of its steps fit, the masked LM are then
-    trained on from where they are, on old and new triples. All weights are chosen again where the time allows
-    as many validation triples as they were chosen on, or where a sample says that they no longer suit.
-
     The run is replaced when all of it is written; until then the old one can be used.
 
     Args:
@@ -139,23 +115,19 @@ def update(
         entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
             name and, if you like, description, surface and types; or an RDF file, whose triples are not read.
         remove: training triples that are to be removed; their entities stay candidates.
-        false: triples that are known to be false: they leave training, and training on counts them as wrong
-            answers that weigh ten times.
+        false: triples that are known to be false: they leave training, and are never ranked or listed.
         match_names: take a label that differs from a known label, name or alias by case, Unicode form, blanks
             or underscores alone for the same, instead of for a new one.
-        minutes: train on for this time. What was interrupted continues when the same update is asked for.
         output: write the updated run there, and leave the old one as it is.
 
     Returns:
         How many entities, relations and triples are new or removed; ``alike``: new labels that are nearly
-            alike to others; the seconds that it took, validation MRR of a sample, and what was trained on and
-            chosen again.
+            alike to others; the seconds that it took, validation MRR of a sample, and what was chosen again.
 
     Raises:
         DataError: for an entity that exists already, or a file that cannot be read.
         QueryError: for a name that several entities have.
         RunError: when the run is not trained, or the output exists.
-        Interrupted: when a signal stopped the training of the masked LM.
 
     Example:
         >>> kgmlm.update("runs/demo", [("takoyaki", "comes from", "Japan")])  # doctest: +SKIP
@@ -170,14 +142,13 @@ def update(
         lambda folder: changed(
             folder.graph, new, _entities(entities, folder, watch), removed, wrong, match_names=match_names
         ),
-        minutes, output, batch_size, device, watch,
+        output, batch_size, device, watch,
     )  # fmt: skip
 
 
 def _updated(
     run: Run | str | Path,
     change_of: Callable[[RunFolder], Change],
-    minutes: float | None,
     output: str | Path | None,
     batch_size: int,
     device: str | None,
@@ -191,7 +162,6 @@ def _updated(
         record: further keys of ``run.json``.
     """
     check_numbers(batch_size=(batch_size, 1))
-    check_minutes(minutes)
     if in_several_processes():
         raise RunError("`kgmlm update` runs in one process, not under torchrun")
     if isinstance(run, Run) and run.extended_graph is not None:
@@ -204,18 +174,14 @@ def _updated(
     change = change_of(folder)
     _tell_alike(change, watch)
     counts = change.counts()
-    if not change and target is None and minutes is None:
+    if not change and target is None:
         watch.tell("nothing is new: the run stays as it is")
         return Outcome({**counts, "seconds": 0.0})
     quiet_transformers()
     place = target or path
-    with writing(place, "update"), _taking_place(folder, place, minutes is not None) as new:
-        if minutes is None:
-            grown = _written(folder, change, new, device, batch_size, watch)
-            checked = _checked(folder, grown, device, batch_size, watch)
-        else:
-            grown = _begun(folder, change, new, device, batch_size, watch)
-            checked = _trained_on(folder, grown, 60 * minutes, started, device, batch_size, watch)
+    with writing(place, "update"), _taking_place(folder, place) as new:
+        grown = _written(folder, change, new, device, batch_size, watch)
+        checked = _checked(folder, grown, device, batch_size, watch)
         seconds = round(time.monotonic() - started, 1)
         done = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
         updates = [*folder.record.get("updates", []), {**done, "command": command_line()}]
@@ -243,7 +209,6 @@ def _tell_alike(change: Change, watch: Watcher) -> None:
 def apply_feedback(
     run: Run | str | Path,
     *,
-    minutes: float | None = None,
     output: str | Path | None = None,
     batch_size: int = 64,
     device: str | None = None,
@@ -251,13 +216,13 @@ def apply_feedback(
 ) -> Outcome:
     """Update a run by the judgments that people gave of its answers.
 
-    Accepted triples become training triples. Rejected ones are negatives of training: they are not suggested
-    or listed again, and where the run is trained on they are wrong answers that weigh ten times. Both are the
-    answers to chosen questions, so neither takes part in what is measured or in fitting probabilities. A
-    judgment that was applied and has been taken back since is undone: its triple goes back to where it was.
+    Accepted triples become training triples. Rejected ones are known to be false: they are not ranked or
+    listed again. Both are the answers to chosen questions, so neither takes part in what is measured or in
+    fitting probabilities. A judgment that was applied and has been taken back since is undone: its triple
+    goes back to where it was.
 
     Args:
-        minutes, output: as of :func:`update`.
+        output: as of :func:`update`.
 
     Returns:
         As of :func:`update`, and ``accepted``, ``rejected``, ``taken_back``, and ``passed``: judgments of
@@ -268,7 +233,7 @@ def apply_feedback(
         RunError: as of :func:`update`.
 
     Example:
-        >>> kgmlm.apply_feedback("runs/demo", minutes=1)  # doctest: +SKIP
+        >>> kgmlm.apply_feedback("runs/demo")  # doctest: +SKIP
     """
     folder = open_folder(path_of(run))
     latest = read_judgments(folder.path / FEEDBACK_FILE).latest()
@@ -301,7 +266,7 @@ def apply_feedback(
         lambda folder: changed(
             folder.graph, GivenTriples(of[True]), false=GivenTriples(of[False]), restore=taken_back
         ),
-        minutes, output, batch_size, device, watcher_of(progress), **record,
+        output, batch_size, device, watcher_of(progress), **record,
     )  # fmt: skip
     counts = {
         "accepted": len(of[True]),
@@ -351,52 +316,17 @@ def place_in(graph: KnowledgeGraph, triple: tuple[str, str, str]) -> Place:
 
 
 @contextmanager
-def _taking_place(run: RunFolder, place: Path, lasting: bool) -> Iterator[Path]:
-    """Yield a folder for the updated run; it replaces ``place`` when the block ends without an error.
-
-    Args:
-        lasting: keep the folder after an error, so that the same update can continue in it.
-    """
-    target = place.resolve()
-    kept = target.parent / f".{target.name}.update-unfinished"
-    files.refuse_link(kept)
+def _taking_place(run: RunFolder, place: Path) -> Iterator[Path]:
+    """Yield a folder for the updated run; it replaces ``place`` when the block ends without an error."""
     judging = FileLock(run.path / f".{FEEDBACK_FILE}.lock")
     try:
-        with nullcontext(kept) if lasting else files.atomic_folder(target) as new:
+        with files.atomic_folder(place.resolve()) as new:
             yield new
             if (run.path / FEEDBACK_FILE).is_file():  # a service may have written some since
                 judging.acquire()
                 shutil.copy2(run.path / FEEDBACK_FILE, new / FEEDBACK_FILE)
-        if lasting:
-            files.move_folder(kept, target)
-        else:
-            shutil.rmtree(kept, ignore_errors=True)  # an unfinished update of the old run
     finally:
         judging.release()
-
-
-def _begun(
-    run: RunFolder, change: Change, new: Path, device: str | None, batch_size: int, watch: Watcher
-) -> RunFolder:
-    """Copy the run with its updated graph, or reopen the copy that the same update left unfinished."""
-    files.recover(new)
-    false = change.graph.negatives.get("train", change.added[:0])
-    of = {
-        "of": run.scores_digest,
-        "entities": digest_of(change.graph.entities),
-        "false": sha256(false.tobytes()).hexdigest(),
-    }
-    with suppress(RunError):
-        found = open_folder(new)
-        if of.items() <= found.record.get("updating", {}).items() and found.graph.same(change.graph):
-            watch.tell("continuing the update that was interrupted")
-            return found
-    shutil.rmtree(new, ignore_errors=True)
-    with files.atomic_folder(new) as folder:
-        grown = _written(run, change, folder, device, batch_size, watch, indexed=False)
-        text = {key: grown.record[key] for key in OF_TEXT if key in grown.record}
-        grown.update(updating={**of, "text": text}, shortlist=None)  # until it is indexed again
-    return open_folder(new)
 
 
 def _check_place(path: Path, target: Path | None) -> None:
@@ -449,13 +379,8 @@ def _written(
     device: str | None,
     batch_size: int,
     watch: Watcher,
-    indexed: bool = True,
 ) -> RunFolder:
-    """Write the run with its updated graph and its old weights into a folder.
-
-    Args:
-        indexed: whether the index grows, too, where there is one.
-    """
+    """Write the run with its updated graph and its old weights into a folder; its index grows, too."""
     graph = change.graph
     before = run.untuned(device).replace(mixture=run.tuned.mixture)
     ranker = before.over(graph.context)
@@ -482,7 +407,7 @@ def _written(
     files.write_json(new / "run.json", record)
     grown = RunFolder(new, graph, run.settings, record)
     grown.save_tuned(replace(run.tuned, mixture=ranker.mixture))
-    if indexed and (run.path / FOLDER).is_dir():
+    if (run.path / FOLDER).is_dir():
         _grow_index(run, grown, before, ranker, watch)
     return grown
 
@@ -539,199 +464,6 @@ def _grow_index(run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker
         grown.update(shortlist={**run.record["shortlist"], "of": grown.text_fingerprint})
 
 
-def _trained_on(
-    run: RunFolder,
-    grown: RunFolder,
-    seconds: float,
-    started: float,
-    device: str | None,
-    batch_size: int,
-    watch: Watcher,
-) -> dict[str, Any]:
-    """Train an updated run on, each part for its share of a time, and choose all weights again.
-
-    Args:
-        started: when the update began, by the monotonic clock.
-
-    Returns:
-        ``trained``: the parts; and what :func:`_checked` returns.
-    """
-    path, state = grown.path, dict(grown.record["updating"])
-    later: list[Stage] = [stage for stage in ("reverse", "trees") if stage in run.tuned.uses]
-    if shortlist_of(run) is not None:
-        later.append("index")  # by which probabilities are fitted
-    if _calibration(run) is not None:
-        later.append("calibration")
-    if "parts" not in state:
-        parts = [name for name in TRAINED_ON if _can_go_on(grown, name, seconds, watch)]
-        state["parts"] = [*parts, *(["text"] if text_fits(grown, seconds, [*parts, *later]) else [])]
-    parts, done = state["parts"], list(state.get("done", ()))
-    stages = tuple(cast(Stage, name) for name in beside() if grown.has_signal(name))
-    recipe = Recipe(PLAIN, run.settings, (*stages, *later), 1.0, {}, seconds=seconds, timed=tuple(parts))
-    grown.update(updating=state, recipe=recipe.as_record(), spent=state.get("spent", {}))
-    clock = Clock(path, started)
-    with _repeated(watch):
-        with clock.stage("update"):
-            pass  # what was done until now
-        for at, name in enumerate(parts):
-            if name not in done:
-                share = clock.share(name, [*parts[at:], *later, "weights"])
-                with clock.stage(name):
-                    _part_on(grown, name, share, device, watch)
-                state["done"] = done = [*done, name]
-                grown.update(updating={**state, "spent": clock.spent})
-        if not parts:
-            watch.tell("no signal is trained further, and the time is too short for the masked LM")
-            _index_again(run, path, device, watch)
-            checked = _checked(run, open_folder(path), device, batch_size, watch)
-        elif not grown.graph.has("valid"):
-            checked = {"chosen": []}
-        elif "text" in parts or (kept := _kept(run, path, clock, later, device, batch_size, watch)) is None:
-            last_stages(path, None, AGAIN, clock, watch, used=run.tuned.uses)
-            checked = {"chosen": ["weights"], "mrr": _latest(path)}
-            if _calibration(open_folder(path)) is not None:
-                checked["chosen"].append("probabilities")
-        else:
-            checked = kept
-        if shortlist_of(open_folder(path)) is None:
-            _index_again(run, path, device, watch)
-    watch.note(", ".join(f"{name} {taken:.0f} s" for name, taken in clock.spent.items() if taken >= 0.5))
-    if "text" in parts and (run.path / METRICS).is_file():
-        shutil.copy2(run.path / METRICS, path / METRICS)
-    own = {key: run.record[key] for key in ("recipe", "spent") if key in run.record}
-    record = {key: value for key, value in read_record(path).items() if key not in UPDATING}
-    files.write_json(path / "run.json", {**record, **own, **state["text"]})
-    return {"trained": parts, **checked}
-
-
-def _kept(
-    run: RunFolder,
-    path: Path,
-    clock: Clock,
-    later: list[Stage],
-    device: str | None,
-    batch_size: int,
-    watch: Watcher,
-) -> dict[str, Any] | None:
-    """Keep the weights and second stages of a run whose signals were trained on, where that is best.
-
-    It is where the time does not allow to choose weights on the validation triples that they were chosen
-    on, and a sample does not say that they have to change.
-
-    Returns:
-        What :func:`_checked` returns; None where they are to be chosen again.
-    """
-    grown = open_folder(path)
-    there = len(grown.graph.splits["valid"])
-    before = min(run.tuned.by.get("triples") or there, there)
-    with clock.stage("check"):
-        began = time.monotonic()
-        ranker = grown.untuned(device)
-        found = refit(ranker.replace(mixture=grown.tuned.mixture), grown, batch_size, watch)
-        per_triple = (time.monotonic() - began) / min(CHECKED, there)
-    share = clock.share("weights", later)
-    fitting = there if share is None else int(share / per_triple)
-    if fitting >= before or found.gain > found.least:
-        return None
-    watch.tell(
-        f"the weights stay: they were chosen on {before:,} validation triples, the time is enough for "
-        f"{fitting:,}, and on a sample others are not clearly better"
-    )
-    grown.save_tuned(grown.tuned)
-    with clock.stage("calibration"):
-        return _probable(run, open_folder(path), found, [], device, batch_size, watch, CALIBRATED)
-
-
-def _can_go_on(run: RunFolder, name: str, seconds: float, watch: Watcher) -> bool:
-    """Return whether the run has a signal and there is time to train it further.
-
-    Rules are mined again where an update has only counted them again, and half of the time is enough for all
-    but their longest paths. These have a limit; where mining came to it, they took half of its time at most.
-    """
-    if name != "rules" or not run.has_signal(name):
-        return run.has_signal(name)
-    if len(run.graph.splits["train"]) <= QUICK or run.settings.rules.file:
-        return False
-    made = run.record.get("signals", {}).get(name) or {}
-    taken = 60 * float(made.get("minutes", 0.0))
-    limit = _settings(run, name).rules.seconds
-    least = taken if taken < limit else max(taken - limit, taken / 2)
-    if least > seconds / 2:
-        watch.tell(f"rules are counted again, not mined: mining takes {least:.0f} s")
-    return least <= seconds / 2
-
-
-def _latest(path: Path) -> float:
-    """Validation MRR of a run by the last stage that was chosen, or of its masked LM alone."""
-    run = open_folder(path)
-    figures = run.tuned.by.get("valid", {})
-    return float([*figures.values()][-1]["mrr"] if figures else run.record["best_valid_mrr"])
-
-
-@contextmanager
-def _repeated(watch: Watcher) -> Iterator[None]:
-    """Where training on is interrupted, say how it continues."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        watch.tell(f"interrupted: {AGAIN}")
-        raise
-
-
-def _part_on(run: RunFolder, name: str, seconds: float | None, device: str | None, watch: Watcher) -> None:
-    """Train a signal or the masked LM of an updated run on for a time, from where it is."""
-    path = run.path
-    if name == "text":
-        checkpoint = latest_checkpoint(path)
-        ranker = run.text_ranker(device, checkpoint and checkpoint / "model")
-        options = {"max_steps": None, "decay": None, "resume": checkpoint is not None, "device": device}
-        whole = replace(run, settings=run.settings.without_max_steps())
-        train_text(whole, ranker, watch, AGAIN, options, None if seconds is None else TimeLimit(seconds))
-        complete_text(path, watch)
-        made_ready(path, watch)
-        return
-    settings, kind = _settings(run, name), beside()[name]
-    own = getattr(settings, name)
-    longest: dict[str, dict[str, Any]] = {
-        "kge": {"epochs": PASSES, "max_steps": None},
-        "biencoder": {"steps": max(head_steps(Shape.of(run.graph))[0], settings.biencoder.steps)},
-        "rules": {},
-    }
-    own = own.model_copy(update={**longest[name], "seconds": seconds})
-    settings = settings.model_copy(update={name: own})
-    start = None if name == "rules" else kind.open(path / kind.file, run.graph)
-    structure = path / Biencoder.structure
-    encoder = structure.read_bytes() if name == "biencoder" and structure.is_file() else None
-    try:
-        with watch, keeping(path, name, watch) as kept:
-            bar = partial(watch, f"training {name} on")
-            signal, how = fit_signal(name, run.graph, settings, bar, device_of(device), kept, start)
-    except (NoRulesError, LateError) as error:
-        watch.tell(str(error))
-        return
-    if isinstance(signal, Biencoder) and isinstance(start, Biencoder):
-        signal.shares = start.shares
-    run.save_signal(signal, **how)
-    if encoder is not None:  # the frozen encoder is the same
-        with run.beside_signal(Biencoder.structure) as temporary:
-            temporary.write_bytes(encoder)
-
-
-def _index_again(run: RunFolder, path: Path, device: str | None, watch: Watcher) -> None:
-    """Index the entities of a run that was trained on, where it was indexed before."""
-    if not (run.path / FOLDER).is_dir():
-        return
-    try:
-        factory = Retriever.load(run.path / FOLDER).record["factory"]
-        found = index(path, factory=factory, device=device, progress=watch)
-    except (ConfigError, RunError) as error:
-        watch.tell(f"the index is left out: {error}")
-        return
-    if shortlist_of(run) is not None:
-        grown = open_folder(path)
-        grown.update(shortlist={"entities": found["shortlist"], "of": grown.text_fingerprint})
-
-
 def _checked(
     run: RunFolder, grown: RunFolder, device: str | None, batch_size: int, watch: Watcher
 ) -> dict[str, Any]:
@@ -761,12 +493,8 @@ def _probable(
     device: str | None,
     batch_size: int,
     watch: Watcher,
-    most: int = TRIPLES,
 ) -> dict[str, Any]:
     """Fit the probabilities again where the weights were chosen again, or where they no longer hold.
-
-    Args:
-        most: validation triples that they are fitted to.
 
     Returns:
         As of :func:`_checked`.
@@ -781,7 +509,7 @@ def _probable(
                     for key in ("lacking", "seed", "precision")
                     if key in kept.chosen_by
                 }
-                kept, _ = fitted(grown, most=most, batch_size=batch_size, device=device, watch=watch, **how)
+                kept, _ = fitted(grown, batch_size=batch_size, device=device, watch=watch, **how)
                 chosen.append("probabilities")
             save_calibration(grown, kept)
         except RunError as error:  # too few validation triples are left

@@ -50,7 +50,6 @@ CASES: dict[tuple[str, ...], str] = {
     ("embeddings", "vectors", "--output", "entities.parquet"): "31 embeddings by vector",
     ("serve", "run", "--port", "0"): "run is served at http://127.0.0.1:",
     ("feedback", "run", "--output", "judged.tsv"): "1 accepted, 1 rejected",
-    ("suggest", "run", "-k", "2"): "2 questions that would teach most",
     ("complete", "run", "--output", "new.parquet"): "the best answers of",
     ("export", "new.parquet", "--output", "new.nt"): "triples as ntriples",
     ("config",): "[training]",

@@ -443,7 +443,7 @@ def test_a_graph_of_leaves_has_no_header(tmp_path: Path) -> None:
         ("train.csv", "a\tr\tb\t1\t2", "tabs"),
         ("train.tsv", "a,r,b", "commas"),
         ("train.csv", '"a, 0",r,"two\nlines"', "ends in line 2"),
-        ("train.csv", "1,a,r,b", "keep head, relation and tail alone"),
+        ("train.csv", "1,a,r,b", "or leave the column out"),
     ],
 )
 def test_what_is_wrong_with_columns_is_said(name: str, line: str, said: str, tmp_path: Path) -> None:

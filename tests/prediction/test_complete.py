@@ -520,3 +520,15 @@ def test_many_queries_come_with_ways_to_ask_fewer(
     assert "`--no-typed` asks only those that training has" in capsys.readouterr().err
     kgmlm.complete(toy_run, tmp_path / "plain.csv", known=["valid"], typed=False)
     assert "--no-typed" not in capsys.readouterr().err
+
+
+def test_what_was_rejected_is_never_listed_again(toy_run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(toy_run, tmp_path / "copy")
+    row = completed(copy, tmp_path / "first.parquet", min_probability=0)["best"][0]
+    triple = (row["head"], row["relation"], row["tail"])
+    kgmlm.update(copy, false=[triple], progress=False)
+    completed(copy, tmp_path / "all.parquet", min_probability=0)
+    table, _ = read_list(tmp_path / "all.parquet")
+    assert triple not in set(
+        zip(*(table.column(end).to_pylist() for end in ("head", "relation", "tail")), strict=True)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,7 @@ from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
-from kgmlm.training import tune
-from kgmlm.training.weights import Refit, refit
+from kgmlm.training.weights import Refit
 
 NEW = [
     ("iceland", "located_in", "europe"),
@@ -63,12 +61,6 @@ def whole(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.Temp
 def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)
     return shutil.copytree(whole, tmp_path / "run")
-
-
-@pytest.fixture
-def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is enough to choose weights again, however busy the machine is."""
-    monkeypatch.setattr("kgmlm.training.update._kept", lambda *_: None)
 
 
 def answers(path: Path, head: str, relation: str, **options: Any) -> pd.DataFrame:
@@ -152,8 +144,6 @@ def test_ten_updates_pass_every_check(run: Path) -> None:
     assert found["listed"] > 0
     packed = kgmlm.open_run(kgmlm.pack(run, run.parent / "ten.kgmlm", progress=False))
     assert set(packed.graph.entities.column("label")) == set(folder.graph.entities.column("label"))
-    on = kgmlm.update(run, minutes=0.05, progress=False)
-    assert {"biencoder", "kge"} <= set(on["trained"])
     kgmlm.report(run, run.parent / "report.html", progress=False)
 
 
@@ -322,144 +312,15 @@ def test_untrained_runs_and_packs_are_refused(run: Path, tmp_path: Path) -> None
         kgmlm.update(run, NEW)
 
 
-@pytest.mark.usefixtures("time_enough")
-def test_it_trains_on_for_a_time(run: Path) -> None:
-    before = {name: (run / beside()[name].file).read_bytes() for name in ("kge", "biencoder", "types")}
-    record = open_folder(run).record
-    found = kgmlm.update(run, NEW, minutes=0.1, progress=False)
-    assert found["trained"] == ["biencoder", "kge"]
-    assert found["chosen"] == ["weights", "probabilities"]
-    assert 0 <= found["mrr"] <= 1
-    folder = open_folder(run, verify=True)
-    assert all((run / beside()[name].file).read_bytes() != content for name, content in before.items())
-    for key in ("status", "step", "minutes", "best_valid_mrr"):
-        assert folder.record[key] == record[key], "of the masked LM, which was not trained on"
-    assert not {"updating", "recipe"} & folder.record.keys() - record.keys()
-    assert set(folder.tuned.mixture.signals) == set(open_folder(run).untuned().signals)
-    assert "reverse" in folder.tuned.uses
-    assert kgmlm.info(run).probabilities is not None
-    assert "iceland" in set(answers(run, "france", "borders", retrieve=50)["entity"])
-    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == [run.name]
-    assert "trained on: biencoder, kge" in kgmlm.info(run).lines()["updates"][0]
-
-
-def test_reverse_scoring_stays_where_the_time_is_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = tune.choose
-
-    def slow(run: Any, count: Any, *given: Any, **more: Any) -> Any:
-        if "reverse" in given:
-            time.sleep(1.5)  # more than its share
-        return choose(run, count, *given, **more)
-
-    monkeypatch.setattr("kgmlm.training.stages.choose", slow)
-    monkeypatch.setattr(updating, "_kept", lambda *_: None)  # the weights do not suit any more
-    kgmlm.update(run, NEW, minutes=0.05, progress=False)
-    assert "reverse" in open_folder(run).tuned.uses
-
-
-@pytest.mark.parametrize(("gain", "chosen"), [(0.0, []), (0.1, ["weights", "probabilities"])])
-def test_in_a_short_time_weights_stay_where_a_sample_says_that_they_fit(
-    run: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: list[str]
-) -> None:
-    weighed = refit
-
-    def slow(*given: Any) -> Any:
-        time.sleep(3)  # the time for the weights is over
-        return weighed(*given)._replace(gain=gain, least=0.05)
-
-    monkeypatch.setattr("kgmlm.training.update.refit", slow)
-    monkeypatch.setattr("kgmlm.training.update._still_fits", lambda *_: True)
-    before = open_folder(run).tuned
-    found = kgmlm.update(run, NEW, minutes=0.05, progress=False)
-    assert found["trained"] == ["biencoder", "kge"]
-    assert found["chosen"] == chosen
-    now = open_folder(run, verify=True).tuned
-    assert (now.mixture.averages == before.mixture.averages) == (not chosen)
-    assert now.uses.keys() == before.uses.keys()
-    assert kgmlm.info(run).probabilities is not None
-    assert len(answers(run, "iceland", "capital"))
-
-
-def test_the_masked_lm_is_trained_on_where_it_fits(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kgmlm.training.update.text_fits", lambda *_: True)
-    kgmlm.tune(run, drop=["kge", "biencoder"], progress=False)
-    record, model = open_folder(run).record, (run / "model" / "model.safetensors").read_bytes()
-    curve = (run / "metrics.jsonl").read_bytes()
-    found = kgmlm.update(run, NEW, minutes=0.1, progress=False)
-    assert found["trained"] == ["text"]
-    assert (run / "model" / "model.safetensors").read_bytes() != model
-    folder = open_folder(run, verify=True)
-    assert (folder.record["step"], folder.record["status"]) == (record["step"], record["status"])
-    assert (run / "metrics.jsonl").read_bytes() == curve
-    assert not (run / "checkpoints").exists() or not list((run / "checkpoints").iterdir())
-    assert "reverse" in folder.tuned.uses
-    assert len(answers(run, "iceland", "capital"))
-
-
-def test_a_text_alone_is_trained_on(toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kgmlm.training.update.text_fits", lambda *_: True)
-    run = shutil.copytree(toy_run, tmp_path / "run")
-    found = kgmlm.update(run, NEW, minutes=0.05, progress=False)
-    assert (found["trained"], found["chosen"]) == (["text"], ["weights"])
-    assert 0 <= found["mrr"] <= 1
-    assert len(answers(run, "iceland", "capital"))
-
-
-@pytest.mark.usefixtures("time_enough")
-def test_a_run_that_ranks_by_its_index_does_so_after_training_on(run: Path) -> None:
+def test_a_run_that_ranks_by_its_index_does_so_after_an_update(run: Path) -> None:
     folder = open_folder(run)
     folder.update(shortlist={"entities": 20, "of": folder.text_fingerprint})
     kgmlm.calibrate(run, progress=False)
-    for triples in (NEW, []):
-        found = kgmlm.update(run, triples, minutes=0.05, progress=False)
-        assert found["chosen"] == ["weights", "probabilities"]
-        folder = open_folder(run)
-        assert shortlist_of(folder)
-        assert folder.lists
-        assert answers(run, "france", "borders")["probability"].notna().any()
-
-
-def test_training_on_that_is_interrupted_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part, begun = updating._part_on, []
-
-    def interrupted(grown: Any, name: str, *given: Any) -> None:
-        begun.append(name)
-        if begun == ["biencoder", "kge"]:
-            raise KeyboardInterrupt
-        part(grown, name, *given)
-
-    monkeypatch.setattr("kgmlm.training.update._part_on", interrupted)
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(KeyboardInterrupt):
-        kgmlm.update(run, NEW, minutes=0.1, progress=False)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
-    found = kgmlm.update(run, NEW, minutes=0.1, progress=False)
-    assert begun == ["biencoder", "kge", "kge"]
-    assert found["trained"] == ["biencoder", "kge"]
-    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == [run.name]
-
-
-def test_another_update_does_not_go_on_with_one_that_was_interrupted(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("kgmlm.training.update._part_on", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            kgmlm.update(run, NEW, minutes=0.1, progress=False)
-    kgmlm.update(run, NEW[:1], minutes=0.1, progress=False)
-    graph = open_folder(run).graph
-    assert graph.has_labels("iceland", "located_in", "europe")
-    assert not graph.has_labels("reykjavik", "located_in", "iceland")
-
-
-def test_a_run_is_trained_on_though_nothing_is_new(run: Path) -> None:
-    found = kgmlm.update(run, minutes=0.05, progress=False)
-    assert (found["added"], found["trained"]) == (0, ["biencoder", "kge"])
-    with pytest.raises(RunError, match="--minutes takes a time above 0"):
-        kgmlm.update(run, minutes=0)
+    kgmlm.update(run, NEW, progress=False)
+    folder = open_folder(run)
+    assert shortlist_of(folder)
+    assert folder.lists
+    assert answers(run, "france", "borders")["probability"].notna().any()
 
 
 def test_what_was_judged_becomes_part_of_the_graph(run: Path) -> None:
@@ -468,7 +329,7 @@ def test_what_was_judged_becomes_part_of_the_graph(run: Path) -> None:
     for tail, label in (("rome", 0), ("berlin", 1), ("nowhere", 1)):
         said = {"head": "france", "relation": "borders", "tail": tail, "label": label}
         add_judgments(run / "feedback.jsonl", Judgment.model_validate(said))
-    found = kgmlm.apply_feedback(run, minutes=0.05, progress=False)
+    found = kgmlm.apply_feedback(run, progress=False)
     assert (found["accepted"], found["rejected"], found["passed"]) == (1, 1, 1)
     assert (found["added"], found["false"], found["entities"]) == (1, 1, 0)
     graph = open_folder(run).graph
@@ -546,9 +407,8 @@ def test_the_command(run: Path, cli: Cli, tmp_path: Path) -> None:
     done = cli("update", run, "--remove", triples, "-q", "--json")
     assert json.loads(done.stdout)["removed"] == 2
     triples.write_text("france\tborders\trome\n")
-    done = cli("update", run, "--false", triples, "--minutes", "0.05", "-q")
+    done = cli("update", run, "--false", triples, "-q")
     assert "1 triple known to be false" in done.stdout
-    assert "trained on: biencoder, kge" in done.stdout
     assert cli("update", run).returncode == 2
 
 
@@ -582,19 +442,6 @@ def test_rules_counted_again_are_as_if_mined_today(real: Any, monkeypatch: pytes
         shared = before.keys() & after.keys()
         assert len(shared) > 100
         assert all(before[rule] == after[rule] for rule in shared)
-
-
-def test_rules_that_take_too_long_are_not_mined_again(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("kgmlm.training.update.QUICK", 0)
-    monkeypatch.setattr("kgmlm.signals.rules.QUICK", 0)
-    folder = open_folder(run)
-    signals = folder.record["signals"]
-    folder.update(signals={**signals, "rules": {**signals["rules"], "minutes": 60}})
-    found = kgmlm.update(run, NEW, minutes=0.05, progress=True)
-    assert "rules" not in found["trained"]
-    assert "rules are counted again, not mined" in capsys.readouterr().err
 
 
 def test_embeddings_are_fitted_where_every_entity_is_an_answer() -> None:

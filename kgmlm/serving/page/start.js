@@ -11,7 +11,6 @@ const AGAIN = 2000; // milliseconds until it is asked again whether the facts ar
 const RELATIONS = 12; // that are shown at first
 
 let relation = ""; // whose facts are shown; all, where it is empty
-let order = "probable"; // or "telling": what would teach the run most if it were judged
 let limit = SIZE;
 let turn = 0;
 let names = new Map(); // of relations, by label
@@ -46,17 +45,6 @@ const cameTrue = (hidden) =>
   hidden &&
   `Of the ${count(hidden.listed)} with ${percent(hidden.probability)} or more, the test split has ${count(hidden.true)}; ${count(Math.round(hidden.listed * hidden.expected))} were expected.`;
 
-const ORDERS = { probable: "most probable", telling: "to judge: most telling" };
-
-// Where answers can be judged, those whose judgment would teach most can be put first.
-const orders = () =>
-  judge.possible() &&
-  el(
-    "select",
-    { "aria-label": "Order of the facts", onchange: (event) => ([order, limit] = [event.target.value, SIZE]) && facts() },
-    Object.entries(ORDERS).map(([value, text]) => el("option", { value, selected: value === order }, text)),
-  );
-
 function chooser(found) {
   const all = found.relations.reduce((total, of) => total + of.facts, 0);
   const option = (value, text, facts) => el("option", { value, selected: value === relation }, `${text} (${count(facts)})`);
@@ -75,7 +63,7 @@ function showFacts(found, hidden) {
     none: `No list of missing facts: ${found.why}.`,
     ready: `Nothing is probable enough: ${many(found.asked, "question")} asked.`,
   };
-  fill(byId("facts-head"), chooser(found), orders());
+  fill(byId("facts-head"), chooser(found));
   fill(byId("facts"), found.facts.map(row));
   const more = el("button", { type: "button", class: "quiet", onclick: () => ((limit += SIZE), facts()) }, "More");
   const isSample = found.status === "looking" && found.total > 0;
@@ -96,7 +84,7 @@ let meaning = "";
 // Until they are there, it is asked again, as long as the start page is shown.
 async function facts() {
   const mine = ++turn;
-  const found = await get("/new-facts", { limit, order, ...(relation && { relation }) }).catch((error) => ({
+  const found = await get("/new-facts", { limit, ...(relation && { relation }) }).catch((error) => ({
     status: "none", progress: 1, why: error.message, asked: 0, total: 0, relations: [], facts: [],
   }));
   if (mine !== turn) return;
