@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from kgmlm.sharing.info import Info, info
     from kgmlm.sharing.pack import pack, unpack
     from kgmlm.sharing.push import push
-    from kgmlm.signals.pykeen_model import FromPyKEEN
     from kgmlm.training.train import train
     from kgmlm.training.tune import rerank, tune
     from kgmlm.training.update import apply_feedback, update
@@ -62,7 +61,6 @@ _HOMES = {
     "Classified": "kgmlm.prediction.classify",
     "Comparison": "kgmlm.evaluation.compare",
     "EntityTable": "kgmlm.graphs.graph",
-    "FromPyKEEN": "kgmlm.signals.pykeen_model",
     "Info": "kgmlm.sharing.info",
     "KgmlmError": "kgmlm.core.errors",
     "KnowledgeGraph": "kgmlm.graphs.graph",
@@ -102,7 +100,6 @@ __all__ = [
     "Classified",
     "Comparison",
     "EntityTable",
-    "FromPyKEEN",
     "Info",
     "KgmlmError",
     "KnowledgeGraph",

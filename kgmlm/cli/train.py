@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,10 +106,9 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal (kge, rules, types, biencoder, linked), or take a reranker, or a model of "
-        "PyKEEN (pykeen); reverse asks the best candidates back, which needs no training, conditional reads "
-        "their names token by token, and trees ranks them by trees that LightGBM fits to validation. May be "
-        "given several times.",
+        "First train a signal (kge, rules, types, biencoder, linked), or take a reranker; reverse asks the "
+        "best candidates back, which needs no training, conditional reads their names token by token, and "
+        "trees ranks them by trees that LightGBM fits to validation. May be given several times.",
     ),
     "drop": option(
         list[str] | None,
@@ -122,18 +120,8 @@ TUNE: Options = {
         Path | None,
         None,
         "With --add: copy it from this run of the same graph instead of training it. A reranker can only be "
-        "copied. With --add pykeen, the folder of PyKEEN's PipelineResult.save_to_directory.",
+        "copied.",
         "--from",
-    ),
-    "trust_pickle": flag(
-        "--trust-pickle",
-        "With --add pykeen: read the pickle in the folder, which executes what code it has.",
-    ),
-    "arguments": option(
-        str | None,
-        None,
-        "With --add pykeen: the arguments that the model was made with, as JSON; by default its dimensions "
-        "are found out.",
     ),
     "config": option(
         Path | None, None, "With --add: settings as TOML; by default those of the run.", read=True
@@ -167,33 +155,11 @@ def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **giv
     from kgmlm.training.tune import tune as job
 
     given |= {name: given[name] or [] for name in ("add", "drop", "set_")}
-    arguments, trusted = _arguments(given.pop("arguments")), given.pop("trust_pickle")
-    if any(name.partition(":")[0] == "pykeen" for name in given["add"]) and given["source"]:
-        from kgmlm.signals.pykeen_model import FromPyKEEN
-
-        given["source"] = FromPyKEEN(given["source"], arguments=arguments, trust_pickle=trusted)
-    elif arguments or trusted:
-        raise ConfigError("--arguments and --trust-pickle go with --add pykeen --from FOLDER")
     figures = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(figures)
     else:
         print_figures(figures)
-
-
-def _arguments(given: str | None) -> dict[str, Any] | None:
-    """The arguments of a model, of JSON.
-
-    Raises:
-        ConfigError: when it is none.
-    """
-    try:
-        found = None if given is None else json.loads(given)
-    except ValueError as error:
-        raise ConfigError(f"--arguments is no JSON: {error}") from None
-    if found is not None and not isinstance(found, dict):
-        raise ConfigError("--arguments is a JSON object, from names to values")
-    return found
 
 
 RERANK: Options = {

@@ -23,7 +23,7 @@ from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Constraint, Possible
-from kgmlm.signals import SIGNALS, check_scores, is_beside, kind_of, rows_of
+from kgmlm.signals import SIGNALS, check_scores, is_beside, rows_of
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.likelihood import Likelihood
@@ -387,15 +387,14 @@ class Ranker:
             raise ConfigError(
                 f"the run's masked LM is not trained (training.epochs is 0), so nothing is ranked by {scores}"
             )
-        kind = kind_of(scores)
-        if kind is not None and scores not in self.signals:
+        if scores in SIGNALS and scores not in self.signals:
             makes = (
                 "train with --set vector.enabled=true"
                 if scores == "vector"
                 else f"`kgmlm tune RUN --add {scores}` trains one"
             )
-            raise ConfigError(f"the run has no {kind.title}; {makes}")
-        if kind is not None:
+            raise ConfigError(f"the run has no {SIGNALS[scores].title}; {makes}")
+        if scores in SIGNALS:
             return self.replace(mixture=self.mixture.only(scores), stages={})
         if scores == "all":
             return self

@@ -17,7 +17,7 @@ from kgmlm.core import files
 from kgmlm.core.errors import counted
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.record import RERANKER, ancestors
-from kgmlm.signals import kind_of
+from kgmlm.signals import SIGNALS
 
 MOST_ROWS = 500  # of a table that has a row per relation
 LONGEST = 90  # characters of a name; beyond, it is cut
@@ -25,7 +25,7 @@ LONGEST = 90  # characters of a name; beyond, it is cut
 
 def about(signal: str) -> str:
     """Say what the scores of a signal mean; "" for a signal that kgmlm no longer has."""
-    kind = kind_of(signal)
+    kind = SIGNALS.get(signal)
     return kind.about if kind else ""
 
 

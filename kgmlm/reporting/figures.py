@@ -48,7 +48,7 @@ from kgmlm.reporting.charts import (
     weight,
 )
 from kgmlm.sharing.embeddings import embedded, embeddings_of, kind_among
-from kgmlm.signals import kind_of
+from kgmlm.signals import SIGNALS
 from kgmlm.training.summary import Figure
 
 # Training triples that answer a question already, from and to.
@@ -569,7 +569,7 @@ def entity_map(ranker: Ranker, graph: KnowledgeGraph) -> Chart | None:
             for kind, dots, few in zip(legend, places, examples, strict=True)
         ],
     )
-    signal = kind_of(of)
+    signal = SIGNALS.get(of)
     return Chart(
         "Entities by their embeddings",
         f"{count:,} of {len(there):,} entities, by the {signal.title if signal else of}; those that are "

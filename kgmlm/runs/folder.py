@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     import torch
 
     from kgmlm.ranking.ranker import Use
-    from kgmlm.signals import Beside
     from kgmlm.signals.base import Signal
 
 MIXTURE = "model/mixture.json"
@@ -153,8 +152,7 @@ class RunFolder:
     @property
     def scored_by(self) -> dict[str, str]:
         """Digests of the run's signals and of their weights, by which its probabilities are fitted."""
-        but = (RERANKER, *self.lacking)
-        signals = {name: sha for name, sha in self.fingerprints.items() if name not in but}
+        signals = {name: sha for name, sha in self.fingerprints.items() if name != RERANKER}
         return {**signals, WEIGHTS: of_weights(self.path)}
 
     @cached_property
@@ -300,9 +298,9 @@ class RunFolder:
         Raises:
             RunError: when it has none, or is a run of another graph.
         """
-        from kgmlm.signals import beside, kind_of
+        from kgmlm.signals import beside
 
-        kind = beside().get(name) or cast(type[Beside], kind_of(name))
+        kind = beside()[name]
         file, how = kind.file, self.record.get("signals", {}).get(name)
         self.check(file)
         if not (self.path / file).is_file():
@@ -359,12 +357,10 @@ class RunFolder:
         Args:
             but: signals to leave on disk.
         """
-        from kgmlm.signals import SIGNALS, kinds_in
+        from kgmlm.signals import SIGNALS
 
         ranker = self.text_ranker(device)
-        for name, kind in {**SIGNALS, **kinds_in(self.path)}.items():
-            if name in self.lacking:
-                continue
+        for name, kind in SIGNALS.items():
             self.check(kind.file)
             if name not in but and (self.path / kind.file).is_file():
                 ranker = ranker.with_signal(kind.open(self.path / kind.file, self.graph, ranker.reader))
@@ -393,10 +389,8 @@ class RunFolder:
             ConfigError: when the run has no such scores.
         """
         from kgmlm.signals import beside
-        from kgmlm.signals.pykeen_model import names_in
 
-        known = (*beside(), *names_in(self.path))
-        others = tuple(name for name in known if scores not in ("all", name))
+        others = tuple(name for name in beside() if scores not in ("all", name))
         ranker, tuned = self.untuned(device, others), self.tuned
         ranker = ranker.replace(mixture=tuned.mixture)
         ranker = ranker.by(scores)
@@ -404,8 +398,7 @@ class RunFolder:
             but = others if rerank else (*others, RERANKER, TREES)
             tuned.check(self.fingerprints, self.path, but if scores == "all" else (*but, TREES))
             if rerank:
-                whole = scores == "all" and not self.lacking
-                ranker = self.staged(ranker, tuned.uses, () if whole else (TREES,))
+                ranker = self.staged(ranker, tuned.uses, () if scores == "all" else (TREES,))
         return ranker if graph is None or graph is self.graph else ranker.over(graph.context)
 
     def staged(self, ranker: Ranker, uses: Mapping[str, Use], but: tuple[str, ...] = ()) -> Ranker:
@@ -421,14 +414,6 @@ class RunFolder:
             if name in uses and uses[name].k and name not in but:
                 staged = staged.with_stage(make(uses[name]))
         return staged
-
-    @cached_property
-    def lacking(self) -> list[str]:
-        """The signals that this installation cannot compute: models of PyKEEN without PyKEEN."""
-        from kgmlm.core import machine
-        from kgmlm.signals.pykeen_model import names_in
-
-        return [] if machine.installed("pykeen") else names_in(self.path)
 
     def trees(self, use: Use) -> Trees:
         """The trees of this run, with this use.
@@ -483,11 +468,9 @@ def _missing(run: RunFolder, file: str) -> RunError:
 
 def file_of(name: str) -> str:
     """The file of a signal in a run."""
-    from kgmlm.signals import kind_of
+    from kgmlm.signals import SIGNALS
 
-    kind = kind_of(name)
-    assert kind is not None, f"no signal {name}"
-    return kind.file
+    return SIGNALS[name].file
 
 
 def unfinished(run: RunFolder) -> bool:

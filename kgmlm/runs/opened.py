@@ -305,9 +305,6 @@ def _opened(
     runtime, why = computed_by(run, options)
     if why:
         tell(why)
-    if run.lacking:
-        more = ", and so are trees" if TREES in run.tuned.active else ""
-        tell(f"PyKEEN is not installed: {' and '.join(run.lacking)} left out{more}")
     try:
         device = ONNX if runtime == "onnx" else options.device
         return run.ranker(device, graph, options.scores, options.reranks)

@@ -31,10 +31,9 @@ from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
 from kgmlm.runs.hub import HubName, fetched
 from kgmlm.runs.record import RERANKER, TREES, TREES_FILE, WEIGHTS, fingerprints, steady, trained_reranker
-from kgmlm.signals import SIGNALS, is_beside, kind_of, kinds_in
+from kgmlm.signals import SIGNALS, is_beside, kinds_in
 from kgmlm.signals.biencoder import CANDIDATES, Biencoder
 from kgmlm.signals.kge import KGE
-from kgmlm.signals.pykeen_model import names_of
 
 SUFFIX = ".kgmlm"
 FORMAT = 1
@@ -183,8 +182,7 @@ def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, A
 
 def _own_signals(contents: _Contents) -> dict[str, str]:
     """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
-    kinds = {**SIGNALS, **{name: kind_of(name) for name in names_of(Path(x).name for x in contents.files)}}
-    there = {name: contents.files.get(kind.file) for name, kind in kinds.items() if kind}
+    there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
     there[TREES] = contents.files.get(TREES_FILE)
     return {name: digest.sha256 for name, digest in there.items() if digest is not None}
 

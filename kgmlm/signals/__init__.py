@@ -19,7 +19,6 @@ from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.linked import Linked
-from kgmlm.signals.pykeen_model import NAME, PREFIX, kind_named, names_in
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.signals.vector import Vector
@@ -57,17 +56,9 @@ SIGNALS: dict[str, type[Signal]] = {
 }
 
 
-def kind_of(name: str) -> type[Signal] | None:
-    """The signal of a name, None where there is none; models of PyKEEN are "pykeen:" and their own name."""
-    if name in SIGNALS or not name.startswith(PREFIX) or not NAME.fullmatch(name.removeprefix(PREFIX)):
-        return SIGNALS.get(name)
-    return cast(type[Signal], kind_named(name))
-
-
 def kinds_in(run: Path) -> dict[str, type[Signal]]:
     """The signals whose files a run has, by name."""
-    kinds = {**SIGNALS, **{name: cast(type[Signal], kind_named(name)) for name in names_in(run)}}
-    return {name: kind for name, kind in kinds.items() if (run / kind.file).is_file()}
+    return {name: kind for name, kind in SIGNALS.items() if (run / kind.file).is_file()}
 
 
 def is_signed(name: str) -> bool:
@@ -82,7 +73,7 @@ def beside() -> dict[str, type[Beside]]:
 
 def is_beside(name: str) -> bool:
     """Return whether a signal stands beside the text model: whether `kgmlm tune` adds and drops it."""
-    return hasattr(kind_of(name), "fit") or name.startswith(PREFIX)
+    return hasattr(SIGNALS.get(name), "fit")
 
 
 def check_scores(scores: str) -> None:
@@ -91,7 +82,7 @@ def check_scores(scores: str) -> None:
     Raises:
         ConfigError: when they are neither "all", "text" nor a signal.
     """
-    if kind_of(scores) is None and scores not in (known := ("all", "text", *SIGNALS)):
+    if scores not in (known := ("all", "text", *SIGNALS)):
         raise ConfigError(f"scores are {', '.join(known[:-1])} or {known[-1]}, not '{scores}'")
 
 

@@ -19,7 +19,7 @@ from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, distinct_triples
 from kgmlm.ranking.ranker import PlainScorer
 from kgmlm.runs.folder import RunFolder
-from kgmlm.signals import SIGNALS, is_signed, kind_of
+from kgmlm.signals import SIGNALS, is_signed
 
 COUNTING = "counting answers in training"
 AT_ONCE = 2**22  # counts that are looked up at once
@@ -63,7 +63,7 @@ def compared(figures: Mapping[str, Mapping[str, float]], counting: Figure) -> li
     Args:
         figures: by stage, as of :func:`kgmlm.training.weights.weigh`.
     """
-    first = {stage: of for stage, of in figures.items() if stage == "text" or kind_of(stage)}
+    first = {stage: of for stage, of in figures.items() if stage == "text" or stage in SIGNALS}
     alone: dict[str, Figure] = {}
     for stage, of in first.items():
         known = [name for name in dict.fromkeys((*SIGNALS, *first)) if name != "text"]

@@ -29,11 +29,9 @@ from kgmlm.runs.record import (
     command_line,
     is_blank,
     leave_out,
-    versions,
 )
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
-from kgmlm.signals.pykeen_model import PREFIX, FromPyKEEN, PyKEENModel, names_in
 from kgmlm.training.loop import TimeLimit, train_watched
 from kgmlm.training.recipes import as_assignments, check_end, settings_of
 from kgmlm.training.start import ends_by_decay, keeping
@@ -57,41 +55,27 @@ class Addition:
     """An addition to a run: a signal, or the reranker of another run.
 
     Attributes:
-        source: a run to take it from, or a model of PyKEEN, instead of training it.
+        source: a run to take it from, instead of training it.
         config, given: settings by which it is trained; by default those of the run.
         overwrite: whether it replaces an older one.
         marks: further values for its entry in ``run.json``.
     """
 
     name: str
-    source: Run | str | Path | FromPyKEEN | None = None
+    source: Run | str | Path | None = None
     config: Path | None = None
     given: Sequence[str] = ()
     overwrite: bool = False
     marks: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def of_pykeen(self) -> bool:
-        """Return whether it is a model of PyKEEN."""
-        return self.name == PyKEENModel.name or self.name.startswith(PREFIX)
-
     def check(self, run: RunFolder) -> None:
         """Refuse what cannot be added to a run, before anything of it is changed."""
         from kgmlm.signals import beside
 
-        if self.of_pykeen:
-            if self.config or self.given:
-                raise RunError("--from trains nothing; --config and --set go without it")
-            if not isinstance(self.source, FromPyKEEN):
-                raise RunError(f"--add {self.name} takes a trained model: --from names the folder of one")
-            self.source.check(self.name)
-            return
-        if isinstance(self.source, FromPyKEEN):
-            raise RunError(f"a model of PyKEEN is no {self.name}: --add pykeen takes it")
         if self.name not in (*beside(), RERANKER):
             raise RunError(
                 f"there is no signal '{self.name}' to add; there are "
-                f"{', '.join([*beside(), PyKEENModel.name, RERANKER, *FITTED])}"
+                f"{', '.join([*beside(), RERANKER, *FITTED])}"
             )
         if self.source is None and self.name == RERANKER:
             raise RunError(
@@ -181,7 +165,7 @@ def check_parts(run: RunFolder, names: Sequence[str]) -> None:
         if name == RERANKER and (run.path / name).is_dir():
             files.refuse_link(run.path / name)
         elif not is_beside(name):
-            there = ", ".join([*beside(), *names_in(run.path), RERANKER, *FITTED])
+            there = ", ".join([*beside(), RERANKER, *FITTED])
             raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
         elif not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
@@ -212,13 +196,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
     from kgmlm.training.start import fit_signal
 
     made: tuple[Signal, dict[str, Any]]
-    if isinstance(added.source, FromPyKEEN):
-        model = added.source.signal(added.name, run.graph)
-        if run.has_signal(model.name) and not added.overwrite:
-            raise RunError(f"{run.path} has a signal '{model.name}' already; --overwrite replaces it")
-        how = {"class": model.kind, "arguments": dict(model.arguments), "source": added.source.said}
-        made = model, {**how, "versions": versions(), "command": command_line()}
-    elif added.source is not None:
+    if added.source is not None:
         made = open_folder(path_of(added.source)).lend(added.name, run.graph)
         if isinstance(made[0], Biencoder):
             made[0].shares = False  # its encoder is the other run's model
@@ -246,7 +224,7 @@ def tune(
     *,
     add: str | Sequence[str] | None = None,
     drop: str | Sequence[str] | None = None,
-    source: Run | str | Path | FromPyKEEN | None = None,
+    source: Run | str | Path | None = None,
     config: str | Path | None = None,
     overwrite: bool = False,
     candidates: int | None = None,
@@ -270,8 +248,7 @@ def tune(
             token, and "trees" ranks them by trees that LightGBM fits to validation: where these alone are
             added or dropped, the weights of signals stay.
         drop: first remove a signal or several, the reranker, or one of these three.
-        source: a run of the same graph to copy the signal from, instead of training it; for "pykeen" (or
-            "pykeen:" and a name) a :class:`~kgmlm.FromPyKEEN`.
+        source: a run of the same graph to copy the signal from, instead of training it.
         config, settings: settings of the added signal, such as ``kge={"epochs": 30}``; or ``set_``: a list of
             "KEY=VALUE".
         overwrite: replace a signal or reranker that the run has already.
@@ -490,8 +467,6 @@ def choose(
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.tuned if run.has_weights else None
     uses = dict(before.uses) if before else {}
-    if run.lacking:
-        raise RunError(f"PyKEEN is not installed, and {run.path} has {' and '.join(run.lacking)}")
     before_it = only in SECOND and SECOND.index(only) > SECOND.index(RERANKING)
     reads = run.reranker is not None and (RERANKING in uses or not before_it)
     has = {name: name in uses for name in FITTED} | {RERANKING: reads}
