@@ -99,7 +99,6 @@ def line(report: dict[str, Any], name: str, run: str, after: list[str], day: str
         "filter": protocol["filter"],
         "own_entity": "excluded" if own.get("excluded") else "allowed",
         "asked_back": (report.get("reverse") or {}).get("k"),
-        "reranked": (report.get("reranking") or {}).get("k"),
         "trees": (report.get("trees") or {}).get("k"),
         "retrieval": report.get("retrieval"),
         "metrics": all_metrics(report),
@@ -136,11 +135,10 @@ def record_of(report: dict[str, Any], run: str) -> dict[str, Any]:
 
 def add_parts(report: dict[str, Any], record: dict[str, Any]) -> list[str]:
     """What was added to the run before the report was made; what its record has not yet is put there."""
-    kge, reranking = (report.get("signals") or {}).get("kge"), report.get("reranking")
-    weights = report.get("chosen_by")
+    kge, weights = (report.get("signals") or {}).get("kge"), report.get("chosen_by")
     parts = record.setdefault("added", {})
     after: list[str] = []
-    for name, made in (("kge", kge), ("reranker", reranking), ("weights", weights)):
+    for name, made in (("kge", kge), ("weights", weights)):
         if not made or made["command"] in record["commands"]:
             continue
         known = next((key for key, part in parts.items() if made["command"] in part["commands"]), None)

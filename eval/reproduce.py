@@ -38,6 +38,8 @@ TODAY = (  # how recorded commands are called today
 DELETED = (
     (r"training\.distillation|--teacher |minilm-taught\.toml", "distillation", "a756c7f"),
     (r"minilm-adapt\.toml", 'the objective "masked"', "42c59dc"),
+    (r"^kgmlm rerank|(--add|--drop) reranker|reranking\.|minilm-rerank\.toml", "the reranker", "211a5af"),
+    (r"--preset (best|zero-shot)", "the reranker of this preset", "211a5af"),
 )
 
 

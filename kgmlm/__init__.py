@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kgmlm.sharing.pack import pack, unpack
     from kgmlm.sharing.push import push
     from kgmlm.training.train import train
-    from kgmlm.training.tune import rerank, tune
+    from kgmlm.training.tune import tune
     from kgmlm.training.update import apply_feedback, update
 
 __version__ = "0.1.0"
@@ -90,7 +90,6 @@ _HOMES = {
     "open_run": "kgmlm.runs.run",
     "rank_relations": "kgmlm.prediction.classify",
     "report": "kgmlm.reporting.report",
-    "rerank": "kgmlm.training.tune",
     "serve": "kgmlm.serving.serve",
     "train": "kgmlm.training.train",
     "tune": "kgmlm.training.tune",
@@ -129,7 +128,6 @@ __all__ = [
     "push",
     "rank_relations",
     "report",
-    "rerank",
     "serve",
     "similar",
     "train",

@@ -17,12 +17,12 @@ if not any("test_gpu" in argument for argument in sys.argv):  # nor have those o
 import hypothesis
 import pytest
 import torch
+from doubles import Said
 from forking import Forker, ranks
 from typer.testing import CliRunner
 
 from kgmlm.cli.app import app
 from kgmlm.core.config import (
-    RerankingSettings,
     ScoringSettings,
     ScratchSettings,
     Settings,
@@ -32,8 +32,7 @@ from kgmlm.core.config import (
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.ranker import Ranker, Use, unit
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary, scratch_texts, train_tokenizer
 from kgmlm.text.torch_model import SpanModel, create_model
 
@@ -122,15 +121,10 @@ def make_ranker(
 
 
 @pytest.fixture
-def reranking_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
-    """A random first stage with a random reranker of ten candidates: the same model, read in another way."""
+def staged_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
+    """A random first stage, and a second stage with arbitrary scores of the five best candidates."""
     made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
-    reader = made.reader
-    small = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
-    settings = reader.settings.model_copy(update={"reranking": small}).for_reranking()
-    reranker = Reranker(reader.context, reader.tokenizer, reader.model, settings)
-    made.stages["reranking"] = CrossEncoding(Use(5, 2.0), reranker, unit("vector", reader.settings))
-    return made
+    return made.with_stage(Said(Use(5, 2.0)))
 
 
 def vectors_of(ranker: Ranker) -> torch.Tensor:

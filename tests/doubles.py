@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.evaluator import Evaluation, evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import PlainScorer
+from kgmlm.ranking.ranker import PlainScorer, Ranker
+from kgmlm.ranking.second_stage import Conditional, Floats
 
 
 class Hears(Watcher):
@@ -61,3 +63,32 @@ def fake(graph: KnowledgeGraph) -> FakeRanker:
 
 def run(graph: KnowledgeGraph, kind: str = "tied", **protocol: Any) -> Evaluation:
     return evaluate(FakeRanker(len(graph.entities), kind), graph, Protocol.model_validate(protocol))
+
+
+def arbitrary(queries: Queries, ids_BK: IntArray) -> Floats:
+    """Some number for each pair of a query and a candidate, always the same."""
+    of_query_B1 = (7 * queries.entity_B + 13 * queries.relation_B + queries.tail_B)[:, None]
+    numbers: Floats = np.sin(1e3 * (of_query_B1 + 0.37 * ids_BK)).astype(np.float32)
+    return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Said(Conditional):
+    """A second stage whose scores are a function of query and candidate, not of the text model.
+
+    Attributes:
+        say: scores ``(B, K)`` of candidates ``(B, K)``.
+    """
+
+    say: Callable[[Queries, IntArray], Floats] = arbitrary
+
+    def score(
+        self,
+        ranker: Ranker,
+        queries: Queries,
+        ids_BK: IntArray,
+        batch_size: int = 64,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        free_B: BoolArray | None = None,
+    ) -> Floats:
+        return self.say(queries, ids_BK).astype(np.float32)

@@ -1,7 +1,7 @@
 """What a run ranked and reported when it was written, it ranks and reports today.
 
 ``golden/run`` was trained on the toy graph: likelihood, vectors with offsets and weights by relation and
-side, ComplEx, a reranker, both indexes. ``golden/answers.json`` is what commands then printed about it;
+side, ComplEx, reverse scoring, both indexes. ``golden/answers.json`` is what commands then printed about it;
 KGMLM_UPDATE_GOLDEN=1 writes that file.
 """
 
@@ -26,11 +26,11 @@ REPORT = ("evaluate", "RUN", "--json", "-q", "--by-relation")
 CASES: dict[str, tuple[str, ...]] = {
     "all": (*ASK, "-k", "40"),
     "explained": (*ASK, "-k", "6", "--explain"),
-    "explained, not reranked": (*ASK, "-k", "4", "--explain", "--rerank", "0"),
+    "explained, first stage": (*ASK, "-k", "4", "--explain", "--rerank", "0"),
     "novel": (*ASK, "-k", "5", "--novel"),
     "allow self": (*ASK, "-k", "40", "--allow-self"),
     "text": (*ASK, "-k", "40", "--scores", "text"),
-    "text, not reranked": (*ASK, "-k", "40", "--scores", "text", "--rerank", "0"),
+    "text, first stage": (*ASK, "-k", "40", "--scores", "text", "--rerank", "0"),
     "likelihood": (*ASK, "-k", "6", "--scores", "likelihood", "--explain"),
     "vector": (*ASK, "-k", "40", "--scores", "vector"),
     "kge": (*ASK, "-k", "40", "--scores", "kge"),
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "report": REPORT,
     "report, valid": (*REPORT, "--split", "valid"),
     "report, allow self": (*REPORT, "--allow-self"),
-    "report, not reranked": (*REPORT, "--rerank", "0"),
+    "report, first stage": (*REPORT, "--rerank", "0"),
     "report, text": (*REPORT, "--scores", "text"),
     "report, likelihood": (*REPORT, "--scores", "likelihood"),
     "report, vector": (*REPORT, "--scores", "vector"),

@@ -182,7 +182,6 @@ SMALLER = {
     'model="bert-base-uncased"': SMALL,
     'model="minilm"': SMALL,
     "resume=True": "resume=True, max_steps=4",
-    "rerank(run)": "rerank(run, max_steps=3)",
 }
 
 

@@ -18,14 +18,13 @@ from kgmlm.cli.data import data_app, data_import
 from kgmlm.cli.manage import config, feedback, info, onnx, pack, push, report, serve, unpack
 from kgmlm.cli.predict import calibrate, classify, complete, export
 from kgmlm.cli.rank import compare, embeddings, evaluate, linearize, rank, rules, similar
-from kgmlm.cli.train import index, rerank, train, tune, update
+from kgmlm.cli.train import index, train, tune, update
 
 GROUPS: dict[str, dict[Callable[..., None], str]] = {
     "Make": {
         train: "Train a run on a graph",
         tune: "Fit the weights of signals; add or drop a signal",
         update: "Add triples and entities to a run, and train it on",
-        rerank: "Train a second model that reads the best candidates again",
         calibrate: "Fit probabilities on validation",
         index: "Index entity vectors, to score only a shortlist",
     },

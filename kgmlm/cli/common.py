@@ -286,17 +286,16 @@ Rerank = Annotated[
     int | None,
     typer.Option(
         min=0,
-        help="How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`) and "
-        "reranked (`kgmlm rerank`), in runs that do so; by default as many as validation chose. 0 leaves out "
-        "all second stages, trees, too.",
+        help="How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`), in runs "
+        "that do so; by default as many as validation chose. 0 leaves out all second stages, trees, too.",
     ),
 ]
 Candidates = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Score in reverse or rerank at most this many candidates; by default reranking.candidates, and "
-        "100 by trees.",
+        help="Score in reverse at most this many candidates; by default reverse.candidates, and 100 by "
+        "trees.",
         show_default=False,
     ),
 ]
@@ -305,7 +304,7 @@ ChosenOn = Annotated[
     typer.Option(
         min=0,
         help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but "
-        "training.eval_triples for reverse scoring and reranking.",
+        "training.eval_triples for reverse scoring.",
         show_default=False,
     ),
 ]
@@ -329,7 +328,7 @@ EntityTriples = Annotated[
     ),
     INPUT,
 ]
-BatchSize = Annotated[int, typer.Option(min=1, help="Queries, or candidates to rerank, per forward pass.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Queries per forward pass.")]
 Prior = Annotated[
     float,
     typer.Option(help="The share of true triples among those that are asked about; above 0 and below 1."),

@@ -294,7 +294,7 @@ def complete(
 
     Asks each (entity, relation, side) that the types of entities suggest. Parts are kept in OUTPUT.parts: the
     same command continues where it was, and shards are joined by the command without --shard. Probabilities
-    are fitted on validation, hidden from the same queries. Rerankers take no part.
+    are fitted on validation, hidden from the same queries. Reverse scoring takes no part.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.complete import complete as job

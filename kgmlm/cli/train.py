@@ -1,4 +1,4 @@
-"""The commands that make a run: ``train``, ``tune``, ``rerank``, ``index``, and ``update``."""
+"""The commands that make a run: ``train``, ``tune``, ``index``, and ``update``."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ TRAIN: Options = {
         None,
         "Stages and settings that suit the graph: quick (bi-encoder, rules, types, linked pairs; reverse "
         "scoring of small graphs), balanced (also the masked LM, KGE and trees), best (trains longer; adds "
-        "reverse scoring and a reranker), zero-shot (for unseen entities: no KGE and no trees; reverse "
-        "scoring and a reranker); plain: text by the settings as they are. By default balanced, or plain "
-        "with --config or an objective.",
+        "reverse scoring), zero-shot (for unseen entities: no KGE and no trees; reverse scoring); plain: "
+        "text by the settings as they are. By default balanced, or plain with --config or an objective.",
     ),
     "minutes": option(
         float | None,
@@ -106,21 +105,19 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal (kge, rules, types, biencoder, linked), or take a reranker; reverse asks the "
-        "best candidates back, which needs no training, conditional reads their names token by token, and "
-        "trees ranks them by trees that LightGBM fits to validation. May be given several times.",
+        "First train a signal (kge, rules, types, biencoder, linked); reverse asks the best candidates back, "
+        "which needs no training, conditional reads their names token by token, and trees ranks them by "
+        "trees that LightGBM fits to validation. May be given several times.",
     ),
     "drop": option(
         list[str] | None,
         None,
-        "First remove a signal, such as kge, the reranker, reverse, conditional, or trees. May be given "
-        "several times.",
+        "First remove a signal, such as kge, or reverse, conditional or trees. May be given several times.",
     ),
     "source": option(
         Path | None,
         None,
-        "With --add: copy it from this run of the same graph instead of training it. A reranker can only be "
-        "copied.",
+        "With --add: copy it from this run of the same graph instead of training it.",
         "--from",
     ),
     "config": option(
@@ -146,10 +143,10 @@ def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **giv
 
     Signals are the likelihood, entity vectors, and those that --add has trained. With --add reverse, the best
     candidates of (h, r, ?) are scored in reverse: a candidate t gains by how probable h is as the answer of
-    (?, r, t). If the run has a reranker, that comes next. Validation chooses how many candidates are scored
-    so, and how much that counts. With --add trees, trees rank the best 100 again, by the scores of all
-    signals and by what the graph says of candidate and query. `rank` and `evaluate` use all of this from then
-    on; reverse scoring costs them a query per candidate, and --rerank 0 leaves all second stages out.
+    (?, r, t). Validation chooses how many candidates are scored so, and how much that counts. With --add
+    trees, trees rank the best 100 again, by the scores of all signals and by what the graph says of candidate
+    and query. `rank` and `evaluate` use all of this from then on; reverse scoring costs them a query per
+    candidate, and --rerank 0 leaves all second stages out.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import tune as job
@@ -160,40 +157,6 @@ def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **giv
         print_json(figures)
     else:
         print_figures(figures)
-
-
-RERANK: Options = {
-    "config": option(
-        Path | None, None, "Settings as TOML; by default those of the run, for one epoch.", read=True
-    ),
-    "set_": option(
-        list[str] | None, None, "KEY=VALUE: change one setting, such as training.epochs=0.5.", "--set"
-    ),
-    "model": option(str | None, None, "Begin with another masked LM than the run's own."),
-    "max_steps": (MaxSteps, None),
-    "decay": (Decay, None),
-    "resume": flag("--resume", "Continue interrupted training."),
-    "overwrite": flag("--overwrite", "Replace an older reranker."),
-}
-
-
-@command(RERANK, SECOND_STAGE)
-def rerank(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
-    """Train a second model that reads the best candidates of a run again, each together with its query.
-
-    It begins with the run's own model and learns to tell true answers from wrong ones that the run ranks
-    high. Validation chooses how many candidates are reranked, and how much that counts. `rank` and `evaluate`
-    use it from then on, at the cost of one forward pass per candidate; --rerank 0 leaves it out.
-    """
-    from kgmlm.core.progress import Bars
-    from kgmlm.training.tune import rerank as job
-
-    given["set_"] = given["set_"] or []
-    found = job(run, progress=Bars(quiet), **given)
-    if as_json:
-        print_json(found)
-    else:
-        print_figures({"reranking": found})
 
 
 def print_figures(figures: dict[str, dict[str, float]]) -> None:
@@ -214,7 +177,6 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
     for stage, what in (
         ("reverse", "scored in reverse"),
         ("conditional", "read token by token"),
-        ("reranking", "reranked"),
         ("trees", "ranked by trees"),
     ):
         if figures.get(stage, {}).get("k", 1) == 0:

@@ -296,23 +296,14 @@ class BiencoderSettings(Strict):
         return _fewer(self.candidates, HEAD_CANDIDATES, seen, 2 * HEAD_CANDIDATES)
 
 
-class RerankingSettings(Strict):
-    """Second stages: how `kgmlm rerank` reads candidates; `candidates` is of reverse scoring, too."""
+class ReverseSettings(Strict):
+    """Reverse scoring, and names read token by token: second stages that validation chooses the use of."""
 
     candidates: int = Field(
         20,
         ge=1,
-        description="Candidates to score in reverse or rerank at most (validation may choose fewer); wrong "
-        "answers for training are drawn from as many. Costs one forward pass per candidate.",
-    )
-    negatives: int = Field(5, ge=1, description="Wrong answers per true answer in training.")
-    neighbors: int = Field(
-        4,
-        ge=0,
-        description="Training triples of a candidate to add to its text, never those that answer the query.",
-    )
-    max_length: int = Field(
-        48, ge=8, description="Tokens for what is told of a candidate, on top of `text.max_length`."
+        description="Candidates to score at most; validation may choose fewer. In reverse each costs what a "
+        "query costs.",
     )
 
 
@@ -323,10 +314,10 @@ SAMPLED, VALIDATED = 2**15, 10_000  # on larger graphs: candidates of a training
 class TrainingSettings(Strict):
     """The training loop."""
 
-    objective: Literal["entity", "token", "rerank"] = Field(
+    objective: Literal["entity", "token"] = Field(
         "entity",
         description="`entity`: softmax over training entities, every true answer a target. `token`: the "
-        "paper's cross-entropy on the answer's tokens. `rerank`: used by `kgmlm rerank`.",
+        "paper's cross-entropy on the answer's tokens.",
     )
     samples: Literal["queries", "triples"] = Field(
         "queries",
@@ -355,7 +346,7 @@ class TrainingSettings(Strict):
     batch_size: int = Field(
         128,
         ge=1,
-        description="Queries per batch (`kgmlm rerank`: pairs). Lower it when memory runs out.",
+        description="Queries per batch. Lower it when memory runs out.",
     )
     accumulation: int = Field(
         1, ge=1, description="Batches per step; raise it when lowering `batch_size`, to keep their product."
@@ -438,7 +429,7 @@ def _fewer(chosen: int | Literal["auto"], usual: int, among: int, most: int) -> 
 __all__ = [
     "BiencoderSettings",
     "KGESettings",
-    "RerankingSettings",
+    "ReverseSettings",
     "RuleSettings",
     "ScoringSettings",
     "ScratchSettings",
@@ -451,8 +442,7 @@ _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
 # The stages of a training by a preset.
 Stage = Literal[
-    "text", "kge", "rules", "types", "biencoder", "linked", "reverse", "reranker", "trees", "index",
-    "calibration",
+    "text", "kge", "rules", "types", "biencoder", "linked", "reverse", "trees", "index", "calibration",
 ]  # fmt: skip
 
 
@@ -467,23 +457,13 @@ class Settings(Strict):
     rules: RuleSettings = RuleSettings()
     types: TypeSettings = TypeSettings()
     biencoder: BiencoderSettings = BiencoderSettings()
-    reranking: RerankingSettings = RerankingSettings()
+    reverse: ReverseSettings = ReverseSettings()
     training: TrainingSettings = TrainingSettings()
 
     @property
     def trains_text(self) -> bool:
         """Return whether the masked LM is trained: one that is not scores nothing."""
         return self.training.epochs > 0
-
-    def for_reranking(self) -> Settings:
-        """The settings of a run's reranker: another objective, and no entity vectors."""
-        training = self.training.model_copy(update={"objective": "rerank"})
-        vector = self.vector.model_copy(update={"enabled": False})
-        return self.model_copy(update={"training": training, "vector": vector})
-
-    def without_max_steps(self) -> Settings:
-        """The settings that a resumed run must share with its beginning."""
-        return self.model_copy(update={"training": self.training.model_copy(update={"max_steps": None})})
 
 
 def _known_splits(asked: str | None) -> tuple[str, ...]:
@@ -618,7 +598,7 @@ def override(values: dict[str, Any], assignment: str) -> None:
     values[last] = value
 
 
-RETIRED = ("training.distillation", "masking")  # settings that runs still have in their config.toml
+RETIRED = ("training.distillation", "masking", "reranking")  # in config.toml of older runs
 
 
 def load_settings(

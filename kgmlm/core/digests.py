@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -20,10 +21,20 @@ MANIFEST = "kgmlm.json"
 RESTORE = "restore it from a copy, or train the run again"
 
 
+RETIRED = ("reranking", "reranker")  # keys that JSON files of packs still have
+
+
 class StrictModel(BaseModel):
     """The contents of a file of ours: all keys known, all values of their types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def without_retired(value: Any) -> Any:
+    """A value of JSON without retired keys, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_retired(of) for key, of in value.items() if key not in RETIRED}
+    return [without_retired(of) for of in value] if isinstance(value, list) else value
 
 
 def fault(error: ValidationError) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import CandidateSet, Protocol, Side, load_protocol
-from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted, quoted
+from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Result
@@ -26,7 +26,7 @@ from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.opened import OpenedRun, computed_by, open_run_model, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
-from kgmlm.runs.record import RERANKER, check_result, command_line, steady
+from kgmlm.runs.record import check_result, command_line, steady
 from kgmlm.runs.run import Run, path_if, path_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def scope_of(
     own: KnowledgeGraph,
     other: KnowledgeGraph | None,
     protocol: Protocol,
-    reranked: bool,
     allowed: Mapping[str, bool],
     watch: Watcher,
 ) -> tuple[Scope, list[str]]:
@@ -53,7 +52,7 @@ def scope_of(
         other: another graph, which is asked about instead.
         allowed: as of :meth:`~kgmlm.evaluation.task.Scope.inductive`.
     """
-    earlier, gone = run.past(reranked)
+    earlier, gone = run.past()
     if gone:
         watch.tell(
             f"began with models of {', '.join(gone)} that are gone: leaks from their training are not checked"
@@ -132,7 +131,7 @@ class EvaluationWork:
         folder = open_folder(self.run)
         own = folder.graph if self.graph is None or self.other else self.graph
         other = self.graph if self.other else None
-        scope, _ = scope_of(folder, own, other, self.protocol, self.options.reranks, self.allowed, watch)
+        scope, _ = scope_of(folder, own, other, self.protocol, self.allowed, watch)
         opened = open_run_model(folder, self.options, scope.graph)
         ranking = Ranking.of(scope, self.protocol, opened.retrieval is not None, self.batch_size)
         if (opened.folder.scores_digest, ranking.task.digest) != (self.scores_digest, self.digest):
@@ -279,9 +278,7 @@ def evaluate(
         tell_unread(other, watch.tell)
     (other or folder.graph).triples(asked.protocol.split)  # says so before the heavy imports
     own, further = (run.graph, run.extended_graph) if isinstance(run, Run) else (folder.graph, None)
-    scope, unchecked = scope_of(
-        folder, own, other, asked.protocol, asked.options.reranks, asked.allowed, watch
-    )
+    scope, unchecked = scope_of(folder, own, other, asked.protocol, asked.allowed, watch)
     work = EvaluationWork(
         find_pack(path_of(run)) or folder.path, asked.options, asked.protocol, batch_size,
         other or further, other is not None, asked.allowed,
@@ -381,7 +378,7 @@ def _evaluate(
     watch: Watcher,
     world: ProcessGroup,
 ) -> tuple[OpenedRun, Evaluation]:
-    """Rank, and tell when an unfinished reranker is left out."""
+    """Rank."""
     from kgmlm.evaluation.evaluator import evaluate as evaluate_ranker
 
     quiet_transformers()
@@ -389,11 +386,6 @@ def _evaluate(
     same = given if isinstance(given, Run) and given.options.given(runtime="torch") == options else None
     if same is not None and computed_by(run, same.options)[0] != "torch":
         same = None
-    untrained = (run.path / RERANKER / "run.json").is_file() and run.reranker is None
-    if options.reranks and options.rerank is None and untrained:
-        watch.tell(
-            f"no reranking: the reranker is unfinished; `kgmlm rerank {quoted(run.path)} --resume` trains it"
-        )
     here = options if workers.here else options.given(device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
         opened = open_scorer(same, run, scope, here, watch, work.batch_size)
@@ -443,7 +435,6 @@ def whole_report(
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
         **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in plain},
-        "reranking": _reranking(run, ranker),
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},
@@ -460,16 +451,6 @@ def _types_from(ranker: Ranker) -> dict[str, int]:
     signal = ranker.signals["types"]
     assert isinstance(signal, Types)
     return signal.types.sources()
-
-
-def _reranking(run: RunFolder, ranker: Ranker) -> dict[str, Any] | None:
-    """The cross-encoder's part of a report."""
-    if "reranking" not in ranker.uses:
-        return None
-    trained = open_folder(run.path / RERANKER)
-    keys = ("model", "began_from", "seed", "step", "status", "minutes", "versions", "hardware", "command")
-    how = {key: trained.record.get(key) for key in keys}
-    return {**how, "settings": trained.settings.model_dump(mode="json"), **asdict(ranker.uses["reranking"])}
 
 
 def ranks_name(

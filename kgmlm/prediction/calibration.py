@@ -39,7 +39,7 @@ from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
 from kgmlm.runs.opened import constraints_of, open_retrieval, shortlist_of
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import RERANKER, RERANKING, TREES, command_line
+from kgmlm.runs.record import TREES, command_line
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # share of true triples that probabilities are fitted at
@@ -181,7 +181,7 @@ class Calibration(digests.StrictModel):
         Raises:
             ValueError: when it is damaged.
         """
-        values = files.parse_json(data)
+        values = digests.without_retired(files.parse_json(data))
         if isinstance(values, dict) and isinstance(values.get("models"), dict):
             values["model"] = values.pop("models").get("both")
         return cls.model_validate_json(json.dumps(values))
@@ -424,7 +424,7 @@ def calibrate(
     """Fit probabilities to a run's validation triples.
 
     Args:
-        scorer: of the run's own graph; a reranker takes no part.
+        scorer: of the run's own graph; second stages take no part.
         most: so many validation triples; 0 is all.
         lacking: how many true triples neither training nor validation has, per validation triple.
 
@@ -614,10 +614,9 @@ def _lists(
     uses, whole = run.tuned.active, run.staged(ranker, run.tuned.uses)
     if TREES in uses:  # of which validation is asked as new queries will be
         whole = whole.with_stage(run.trees(uses[TREES]).of_unseen())
-    reranker = run.fingerprints[RERANKER] if RERANKING in uses else ""
     if uses:
         advance = partial(watch, "reranking validation")
-        found.append(fit_lists(whole, run.graph, asked, reranker=reranker, advance=advance, **options))
+        found.append(fit_lists(whole, run.graph, asked, advance=advance, **options))
     return tuple(found)
 
 

@@ -338,7 +338,7 @@ def measure_probabilities(
             load_graph(graph, skip_header=skip_header),
             Protocol(split=split, candidates="graph"),
         )
-        asked = scope_of(folder, asked, other, protocol, False, allowed, watch)[0].graph
+        asked = scope_of(folder, asked, other, protocol, allowed, watch)[0].graph
     asked.triples(split)  # is there, or this says so before the heavy work
     calibration = _calibration(folder, precision, batch_size, device, watch)
     from kgmlm.prediction.calibration import measured_on

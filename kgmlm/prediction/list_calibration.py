@@ -124,7 +124,6 @@ def fit_lists(
     graph: KnowledgeGraph,
     asked: Asked,
     *,
-    reranker: str = "",
     retrieval: Retrieval | None = None,
     lacking: float = 1.0,
     batch_size: int = 64,
@@ -134,7 +133,6 @@ def fit_lists(
 
     Args:
         ranker: of the run's own graph, with its second stages or without.
-        reranker: the digest of the cross-encoder among the second stages.
         retrieval: the index that finds the candidates; None scores all.
         lacking: how large the hidden set is of which a probability is the share, in times of validation.
     """
@@ -159,7 +157,7 @@ def fit_lists(
     }
     likely = fit_likely(examples, relations, truth.labeled, STRENGTH)
     return ListCalibration.of(
-        likely, len(hidden), lacking, stages, reranker, valid, 0 if retrieval is None else retrieval.k
+        likely, len(hidden), lacking, stages, valid, 0 if retrieval is None else retrieval.k
     )
 
 

@@ -204,7 +204,6 @@ class ListCalibration(StrictModel):
 
     Attributes:
         stages: the second stages that the scores went through: how many candidates, and the weight.
-        reranker: the digest of the cross-encoder among them; empty where there is none.
         retrieve: how many candidates an index finds; 0 where all are scored.
         lacking: how large the hidden set is, in times of validation.
         validation: how many triples it has that training has not.
@@ -215,7 +214,6 @@ class ListCalibration(StrictModel):
     """
 
     stages: dict[str, tuple[int, _Finite]]
-    reranker: str
     retrieve: Annotated[int, Field(ge=0)] = 0
     lacking: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     validation: Annotated[int, Field(ge=1)]
@@ -247,7 +245,6 @@ class ListCalibration(StrictModel):
         validation: int,
         lacking: float,
         stages: Mapping[str, tuple[int, float]],
-        reranker: str,
         valid: Mapping[str, Any],
         retrieve: int = 0,
     ) -> ListCalibration:
@@ -259,7 +256,7 @@ class ListCalibration(StrictModel):
 
         return cls(
             stages={name: (int(k), float(weight)) for name, (k, weight) in stages.items()},
-            reranker=reranker, retrieve=retrieve, lacking=float(lacking), validation=validation,
+            retrieve=retrieve, lacking=float(lacking), validation=validation,
             mean=table(likely.scale.mean), deviation=table(np.maximum(likely.scale.deviation, 1e-6)),
             sides=table(likely.effects.sides), better=table(likely.effects.better),
             intercepts=table(likely.effects.intercepts), valid=dict(valid),

@@ -38,7 +38,7 @@ BEFORE = 50  # best candidates whose probabilities cap those of the explained on
 class WeighedScore(NamedTuple):
     """A part of a score: ``weight * value``; a score is the sum of its parts.
 
-    The value of a second stage ("reverse", "conditional", "reranking", "trees") is its score of a candidate
+    The value of a second stage ("reverse", "conditional", "trees") is its score of a candidate
     less its lowest score among the candidates that it scored.
     """
 

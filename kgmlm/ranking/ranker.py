@@ -180,14 +180,8 @@ class SecondStage(Protocol):
             reading: the states of the queries, where they have been read already.
         """
 
-    def over(self, context: ContextGraph) -> SecondStage:
-        """A copy for another graph."""
-
     def used(self, use: Use) -> SecondStage:
         """A copy that is used otherwise."""
-
-    def reduce(self, enabled: bool) -> None:
-        """Compute in bf16, or in float32 again."""
 
 
 class Ranker:
@@ -285,7 +279,7 @@ class Ranker:
             },
             mixture=self.mixture.over(relation_rows),
             possible=self.possible.over(relation_rows, context),
-            stages={name: stage.over(context) for name, stage in self.stages.items()},
+            stages=self.stages,
         )._aided()
 
     def unconstrained(self) -> Self:
@@ -402,10 +396,8 @@ class Ranker:
         return self.replace(mixture=self.mixture.without(*others)).without_stage("trees")  # fitted to all
 
     def reduce(self, enabled: bool = True) -> None:
-        """Encode in bf16, second stages too, or in float32 again."""
+        """Encode in bf16, or in float32 again."""
         self.reader.model.reduce(enabled)
-        for stage in self.stages.values():
-            stage.reduce(enabled)
 
     def reranked(
         self,

@@ -477,11 +477,11 @@ def shortlist(
     """The K best that an index finds, scored exactly: ids and scores ``(B, K)``, best first.
 
     The index is asked for some more, since its own scores are approximate. It finds by one signal; the others
-    and a reranker only score what it found. Equal scores keep the order of their ids. Where there are fewer
-    than K, ids are -1 and scores :data:`~kgmlm.ranking.constraints.MISSED`.
+    and the second stages only score what it found. Equal scores keep the order of their ids. Where there are
+    fewer than K, ids are -1 and scores :data:`~kgmlm.ranking.constraints.MISSED`.
 
     Args:
-        batch_size: pairs that a reranker reads at once.
+        batch_size: queries that are read at once.
     """
     queries = reading.queries
     ids_BK = _found(ranker, reading, retrieval)

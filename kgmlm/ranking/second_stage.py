@@ -1,20 +1,16 @@
-"""The second stage: the best candidates scored again, by reverse scoring or by a cross-encoder.
+"""Second stages: the best candidates scored again, in reverse or by their names, token by token.
 
 Reverse scoring asks each of the K best candidates t of ``(h, r, ?)`` in turn ``(?, r, t)``: the more probable
 h is there, the more t gains. So a triple is scored from both of its sides. Nothing is trained; a candidate
 costs what a query costs.
 
-The cross-encoder (``kgmlm rerank``) reads query and candidate together, a forward pass each: the query's hole
-is filled with the candidate, its description and its own training triples, and at one mask behind it the
-masked LM says how much more likely "yes" is than "no".
-
-Shapes: B queries, N candidates, K of them the best, P pairs of a query and a candidate, D distinct queries.
+Shapes: B queries, N candidates, K of them the best, P pairs of a query and a candidate.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -25,7 +21,6 @@ from kgmlm.core.arrays import (
     Array,
     BoolArray,
     IntArray,
-    check_finite,
     highest,
     like,
     logsumexp,
@@ -33,21 +28,15 @@ from kgmlm.core.arrays import (
     put,
     where,
 )
-from kgmlm.core.config import RerankingSettings, Settings
-from kgmlm.core.errors import ModelError
 from kgmlm.graphs.graph import ContextGraph
-from kgmlm.graphs.queries import Groups, Queries, Query
+from kgmlm.graphs.queries import Groups, Queries
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import BEST, Ranker, Use
 from kgmlm.signals.base import Pool
-from kgmlm.text.linearization import answer_text, linearize, neighborhood
-from kgmlm.text.reader import Reader, Reading, SpanOutput, padded
-from kgmlm.text.tokenization import Encoded, SpanTokenizer
+from kgmlm.text.reader import Reading
 
 if TYPE_CHECKING:
-    import torch
-
-    from kgmlm.text.torch_model import SpanModel
+    pass
 
 
 Floats = npt.NDArray[np.float32]
@@ -143,144 +132,9 @@ def _answered(context: ContextGraph, queries: Queries, pool: Pool) -> BoolArray:
     return answered_BN
 
 
-WORDS = ("yes", "no")
-_CACHED = 200_000  # candidates' tokens that are kept
-_ENCODED = 2**16  # pairs whose tokens are there at once: 64 MB
-
-
-class Reranker:
-    """Scores pairs of a query and a candidate by a masked LM that reads both.
-
-    Args:
-        settings: of the reranker's own run.
-
-    Raises:
-        ModelError: when the tokenizer writes "yes" and "no" alike.
-    """
-
-    def __init__(
-        self,
-        context: ContextGraph,
-        tokenizer: SpanTokenizer,
-        model: SpanModel,
-        settings: Settings,
-    ) -> None:
-        self.context = context
-        self.tokenizer = tokenizer
-        self.model = model
-        self.settings = settings
-        yes, no = (ids[-1] for ids in tokenizer.encode_words(WORDS))
-        if yes == no:
-            raise ModelError("the tokenizer cannot tell 'yes' from 'no', which reranking is read from")
-        self._words = np.array([yes, no])
-        self._answers: dict[Query, list[int]] = {}
-
-    @classmethod
-    def of(cls, reader: Reader) -> Reranker:
-        """One with the model of a reader."""
-        return cls(reader.context, reader.tokenizer, reader.model, reader.settings)
-
-    @property
-    def reranking(self) -> RerankingSettings:
-        """The settings of reranking."""
-        return self.settings.reranking
-
-    def over(self, context: ContextGraph) -> Reranker:
-        """A copy for another graph."""
-        return Reranker(context, self.tokenizer, self.model, self.settings)
-
-    def encode(
-        self, queries: Queries, ids: Sequence[IntArray], rng: np.random.Generator | None = None
-    ) -> list[list[Encoded]]:
-        """The tokens of B queries, each with each of its candidates.
-
-        Args:
-            ids: the candidates of each query.
-            rng: in training, draws which neighbors are left out.
-        """
-        text = self.settings.text
-        asked = self.tokenizer.encode_queries(linearize(self.context, queries, text, rng), 1, text.max_length)
-        # As the candidate is asked for in turn: its triples that answer this are withheld like the query's.
-        turned = [
-            [Query(i, q.relation, "tail" if q.target == "head" else "head") for i in row]
-            for q, row in zip(queries, (row.tolist() for row in ids), strict=True)
-        ]
-        told = self._tell([q for row in turned for q in row], rng)
-        return [[filled(whole, told[q]) for q in row] for whole, row in zip(asked, turned, strict=True)]
-
-    def _tell(self, turned: Sequence[Query], rng: np.random.Generator | None) -> dict[Query, list[int]]:
-        """The tokens of each distinct candidate; kept, unless they are drawn."""
-        known = self._answers if rng is None else {}
-        if len(known) > _CACHED:
-            known.clear()
-        text, settings = self.settings.text, self.reranking
-        new = [q for q in dict.fromkeys(turned) if q not in known]
-        written = [
-            answer_text(
-                self.context,
-                q.entity,
-                text.descriptions,
-                neighborhood(self.context, q, settings.neighbors, text.neighbor_dropout, rng)
-                if settings.neighbors
-                else (),
-            )
-            for q in new
-        ]
-        first, last = len(self.tokenizer.prefix), len(self.tokenizer.suffix)
-        for q, encoded in zip(
-            new, self.tokenizer.encode_queries(written, 0, settings.max_length + first + last), strict=True
-        ):
-            known[q] = encoded.input_ids[first : len(encoded.input_ids) - last]
-        return known
-
-    def read(self, span: SpanOutput) -> torch.Tensor:
-        """Scores ``(P,)`` of P pairs from their states: the log odds of "yes" against "no"."""
-        import torch
-
-        weight_VD, bias_V = self.model.decoder
-        words = torch.from_numpy(self._words).to(weight_VD.device)
-        (yes_D, no_D), (yes, no) = weight_VD[words].float(), bias_V[words].float()
-        scores_P: torch.Tensor = span.hidden_BLD[:, 0] @ (yes_D - no_D) + (yes - no)
-        return scores_P
-
-    def score(
-        self,
-        queries: Queries,
-        ids_BK: IntArray,
-        batch_size: int = 64,
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> torch.Tensor:
-        """Scores ``(B, K)`` of the candidates ``ids_BK``, float32 on the model's device; 0 where an id is -1.
-
-        Args:
-            advance: called with the number of pairs done.
-        """
-        import torch
-
-        self.model.eval()
-        row_P, column_P = np.nonzero(ids_BK >= 0)
-        scores_BK = torch.zeros(ids_BK.shape, device=self.model.device)
-        for start in range(0, len(row_P), _ENCODED):
-            row_p, column_p = row_P[start : start + _ENCODED], column_P[start : start + _ENCODED]
-            own, first = np.unique(row_p, return_index=True)
-            told = self.encode(queries[own], np.split(ids_BK[row_p, column_p], first[1:]))
-            pairs = [pair for row in told for pair in row]
-            for at, batch in padded(self.tokenizer, pairs, batch_size, self.model.device):
-                with torch.inference_mode():
-                    scores_BK[row_p[at], column_p[at]] = self.read(self.model(batch))
-                advance(len(at))
-        return scores_BK
-
-
-def filled(asked: Encoded, answer: list[int]) -> Encoded:
-    """A query's tokens with a candidate's before the hole."""
-    ids, start = asked.input_ids, asked.span_start
-    return replace(asked, input_ids=[*ids[:start], *answer, *ids[start:]], span_start=start + len(answer))
-
-
 @dataclass(frozen=True, eq=False)
 class Used:
-    """The use of a second stage, and copies of the stage.
+    """How a second stage is used.
 
     Attributes:
         use: how many of the best candidates it scores, and how much that counts.
@@ -291,14 +145,6 @@ class Used:
     def used(self, use: Use) -> Self:
         """A copy that is used otherwise."""
         return replace(self, use=use)
-
-    def over(self, context: ContextGraph) -> Self:
-        """A copy for another graph."""
-        return self
-
-    def reduce(self, enabled: bool) -> None:
-        """Compute in bf16, or in float32 again."""
-        return  # the run's own model computes
 
 
 class _OfTheBest(Used, ABC):
@@ -333,56 +179,6 @@ class _OfTheBest(Used, ABC):
         free_B: BoolArray | None = None,
     ) -> Floats:
         """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
-
-
-@dataclass(frozen=True, eq=False)
-class CrossEncoding(_OfTheBest):
-    """Candidates read together with their query by a cross-encoder (``kgmlm rerank``).
-
-    Attributes:
-        unit: the weight at which vectors are as confident as the likelihood; the cross-encoder's scores are
-            put on the scale of each query's scores by it.
-    """
-
-    name: ClassVar[str] = "reranking"
-    reranker: Reranker
-    unit: float
-
-    def over(self, context: ContextGraph) -> Self:
-        """A copy for another graph."""
-        return replace(self, reranker=self.reranker.over(context))
-
-    def reduce(self, enabled: bool) -> None:
-        """Compute in bf16, or in float32 again."""
-        self.reranker.model.reduce(enabled)
-
-    def score(
-        self,
-        ranker: Ranker,
-        queries: Queries,
-        ids_BK: IntArray,
-        batch_size: int = 64,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
-    ) -> Floats:
-        """Log odds of "yes", on the scale of each query's scores.
-
-        Where a relation weighs the text more than the average does, its scores are as much larger, and one
-        weight of reranking has to mean the same for all.
-
-        Args:
-            batch_size: pairs of a query and a candidate that are read at once.
-        """
-        read_BK: Floats = numpy(self.reranker.score(queries, ids_BK, batch_size))
-        check_finite(read_BK)
-        mixture = ranker.mixture
-        if not {"likelihood", "vector"} <= set(mixture.signals):
-            return read_BK
-        likelihood_B, vector_B = (mixture.of(name, queries) for name in ("likelihood", "vector"))
-        average = self.unit * mixture.averages["likelihood"] + mixture.averages["vector"]
-        scale_B = (self.unit * likelihood_B + vector_B) / average
-        scaled_BK: Floats = scale_B.astype(np.float32)[:, None] * read_BK
-        return scaled_BK
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 from kgmlm.core import files
 from kgmlm.core.errors import counted
 from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.record import RERANKER, ancestors
+from kgmlm.runs.record import ancestors
 from kgmlm.signals import SIGNALS
 
 MOST_ROWS = 500  # of a table that has a row per relation
@@ -396,8 +396,6 @@ def stages(run: RunFolder) -> Table:
     rows = []
     rows.append(("text model", record))
     rows += [(f"{name}: {about(name)}", how) for name, how in record.get("signals", {}).items()]
-    if run.reranker:
-        rows.append(("reranker, which reads the best answers again", run.reranker))
     cells = [
         (Cell(what), number((how or {}).get("minutes"), 1), Cell(_hardware(how or {}))) for what, how in rows
     ]
@@ -413,18 +411,16 @@ def minutes(run: RunFolder) -> float:
 
 
 def curves(run: RunFolder) -> list[Chart]:
-    """Loss and validation MRR by step, of the text model and of a reranker; none where no log is left."""
-    found = []
-    for name, folder in (("text model", run.path), ("reranker", run.path / RERANKER)):
-        rows = _log(folder / "metrics.jsonl")
-        losses = [(row["step"], row["loss"]) for row in rows if _numbers(row, "step", "loss")]
-        if losses:
-            found.append(_loss_chart(name, losses))
-        # By one weight for all relations: chosen for each relation on few triples, it is flattered.
-        valid = [{"valid": row.get("valid_mrr_one_weight", row.get("valid_mrr")), **row} for row in rows]
-        valid = [row for row in valid if _numbers(row, "step", "valid")]
-        if valid:
-            found.append(_validation_chart(name, valid))
+    """Loss and validation MRR of the text model by step; none where no log is left."""
+    found, rows = [], _log(run.path / "metrics.jsonl")
+    losses = [(row["step"], row["loss"]) for row in rows if _numbers(row, "step", "loss")]
+    if losses:
+        found.append(_loss_chart(losses))
+    # By one weight for all relations: chosen for each relation on few triples, it is flattered.
+    valid = [{"valid": row.get("valid_mrr_one_weight", row.get("valid_mrr")), **row} for row in rows]
+    valid = [row for row in valid if _numbers(row, "step", "valid")]
+    if valid:
+        found.append(_validation_chart(valid))
     return found
 
 
@@ -445,23 +441,23 @@ def _numbers(row: Mapping[str, Any], *keys: str) -> bool:
     return all(isinstance(row.get(key), (int, float)) for key in keys)
 
 
-def _loss_chart(name: str, losses: Sequence[tuple[float, float]]) -> Chart:
+def _loss_chart(losses: Sequence[tuple[float, float]]) -> Chart:
     size = -(-len(losses) // _POINTS)
     parts = [losses[i : i + size] for i in range(0, len(losses), size)]
     points = [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]
     shown = points[:: max(1, len(points) // 15)]
     each = "each step" if size == 1 else f"means of {size} steps"
     table = Table.of(
-        f"Loss of the {name}", ("step", "loss"), [(number(step, 0), number(loss)) for step, loss in shown]
+        "Loss of the text model", ("step", "loss"), [(number(step, 0), number(loss)) for step, loss in shown]
     )
     description = f"From {points[0][1]:.3f} to {points[-1][1]:.3f} in {losses[-1][0]:,} steps ({each})."
     return line_chart(
-        f"Loss of the {name}", description, [Series("loss", points)], table,
+        "Loss of the text model", description, [Series("loss", points)], table,
         labels=("optimizer step", f"loss, {each}"),
     )  # fmt: skip
 
 
-def _validation_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
+def _validation_chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
     points = [(row["step"], row["valid"]) for row in rows]
     best = max(points, key=lambda point: point[1])
     timed = [row.get("minutes") for row in rows]
@@ -469,9 +465,9 @@ def _validation_chart(name: str, rows: Sequence[Mapping[str, Any]]) -> Chart:
         (number(step, 0), number(minutes, 2), number(mrr))
         for (step, mrr), minutes in zip(points, timed, strict=True)
     ]
-    table = Table.of(f"Validation of the {name}", ("step", "minutes", "MRR"), cells)
+    table = Table.of("Validation of the text model", ("step", "minutes", "MRR"), cells)
     description = f"Best at step {best[0]:,} with an MRR of {best[1]:.3f}, of {len(points)} validations."
     return line_chart(
-        f"Validation of the {name}", description, [Series("MRR", points)], table,
+        "Validation of the text model", description, [Series("MRR", points)], table,
         labels=("optimizer step", "validation MRR"),
     )  # fmt: skip

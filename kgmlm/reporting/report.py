@@ -402,7 +402,7 @@ class _Work:
 
         run = self.run
         counting = counted_of(run.graph, self.max_triples or 0, ranked.split)
-        scope = Scope.of(run.graph, run.folder.past(run.options.reranks)[0])
+        scope = Scope.of(run.graph, run.folder.past()[0])
         return Result(
             asked=_asked(ranked),
             candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
@@ -522,11 +522,6 @@ def _reranked(ranker: Ranker) -> str:
         told.append(
             f"Then the names of the {use.k:,} best answers are read token by token, each guessed from the "
             f"question and the tokens before it; this is added with a weight of {use.weight:.3g}."
-        )
-    if use := ranker.uses.get("reranking"):
-        told.append(
-            f"Then a second model, the reranker, reads the {use.k:,} best answers together with the "
-            f"question; what it says is added with a weight of {use.weight:.3g}."
         )
     if use := ranker.uses.get("trees"):
         told.append(

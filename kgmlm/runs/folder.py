@@ -10,7 +10,6 @@
     ├── model/            an ordinary Hugging Face folder: weights, tokenizer and, where the run has them,
     │                     entity_vectors.safetensors; mixture.json: the tuned weights of all signals
     ├── signals/          signals trained beside the model, such as kge.safetensors (`kgmlm tune --add kge`)
-    ├── reranker/         a run of its own that reranks this one, where `kgmlm rerank` has trained one
     ├── checkpoints/      the last resumable state, until training ends
     └── metrics.jsonl     losses and validations
 """
@@ -37,16 +36,14 @@ from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
 from kgmlm.ranking.likely import ListCalibration
-from kgmlm.ranking.ranker import Ranker, SecondStage, unit
-from kgmlm.ranking.second_stage import Conditional, CrossEncoding, ReverseScoring
+from kgmlm.ranking.ranker import Ranker, SecondStage
+from kgmlm.ranking.second_stage import Conditional, ReverseScoring
 from kgmlm.ranking.trees import Trees
-from kgmlm.runs.models import NAMES, open_reranker, open_text, save_model, save_names
+from kgmlm.runs.models import NAMES, open_text, save_model, save_names
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
 from kgmlm.runs.record import (
     CONDITIONAL,
     FORMAT,
-    RERANKER,
-    RERANKING,
     REVERSE,
     TREES,
     TREES_FILE,
@@ -64,14 +61,11 @@ from kgmlm.runs.record import (
     read_record,
     read_settings,
     recover,
-    trained_reranker,
     versions,
 )
 from kgmlm.text.tokenization import Candidates, Vocabulary
 
 if TYPE_CHECKING:
-    import torch
-
     from kgmlm.ranking.ranker import Use
     from kgmlm.signals.base import Signal
 
@@ -108,7 +102,7 @@ class RunFolder:
 
     def _changed(self) -> None:
         """Forget the parts that this process has just written."""
-        for name in ("tuned", "reranker", "fingerprints", "scores_digest", "lists"):
+        for name in ("tuned", "fingerprints", "scores_digest", "lists"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -126,13 +120,8 @@ class RunFolder:
         return (self.path / MIXTURE).is_file()
 
     @cached_property
-    def reranker(self) -> Mapping[str, Any] | None:
-        """The record of the run's reranker, once it was trained as far as was asked; else None."""
-        return trained_reranker(self.path)
-
-    @cached_property
     def fingerprints(self) -> Mapping[str, str]:
-        """SHA-256 of each signal's file, and of the reranker's once it is trained, by name."""
+        """SHA-256 of each signal's file, and of the trees, by name."""
         return fingerprints(self.path)
 
     @property
@@ -152,8 +141,7 @@ class RunFolder:
     @property
     def scored_by(self) -> dict[str, str]:
         """Digests of the run's signals and of their weights, by which its probabilities are fitted."""
-        signals = {name: sha for name, sha in self.fingerprints.items() if name != RERANKER}
-        return {**signals, WEIGHTS: of_weights(self.path)}
+        return {**self.fingerprints, WEIGHTS: of_weights(self.path)}
 
     @cached_property
     def lists(self) -> tuple[ListCalibration, ...]:
@@ -166,7 +154,7 @@ class RunFolder:
         if not path.is_file():
             return ()
         try:
-            kept = files.parse_json(path.read_bytes())
+            kept = digests.without_retired(files.parse_json(path.read_bytes()))
             found = tuple(
                 ListCalibration.model_validate(x, strict=False, extra="forbid") for x in kept.get("lists", ())
             )
@@ -190,12 +178,11 @@ class RunFolder:
         """The folder of the best model so far."""
         return self.path / "model"
 
-    def past(self, reranked: bool) -> tuple[list[KnowledgeGraph], list[str]]:
-        """Graphs of the runs that this one (``reranked``: or its reranker) began from, and datasets of those
-        that are gone; a built-in dataset that is the run's own is not missed.
+    def past(self) -> tuple[list[KnowledgeGraph], list[str]]:
+        """Graphs of the runs that this one began from, and datasets of those that are gone; a built-in
+        dataset that is the run's own is not missed.
         """
-        more = [self.reranker] if reranked and self.reranker else []
-        graphs, gone = earlier([self.record, *more], self.record.get("command"))
+        graphs, gone = earlier([self.record], self.record.get("command"))
         return graphs, [name for name in gone if name != self.record["dataset"] or name not in card_names()]
 
     def update(self, **values: Any) -> RunFolder:
@@ -208,8 +195,8 @@ class RunFolder:
     def save_model(self, ranker: Ranker, entities: bool = True) -> None:
         """Replace ``model/`` at once: the old one stays until the new one is whole.
 
-        The mixture that is saved with it is of the signals that come with the model. What is beside it, KGE
-        and reranker, is not used until `kgmlm tune` has chosen how much it counts.
+        The mixture that is saved with it is of the signals that come with the model. What is beside it, such
+        as KGE, is not used until `kgmlm tune` has chosen how much it counts.
         """
 
         from kgmlm.signals import is_beside
@@ -336,8 +323,6 @@ class RunFolder:
             digests.check_folder(self.model_folder, contents=True)
         for index in (self.path / "index").glob("*"):
             digests.check_folder(index, contents=True, remedy="build it again with `kgmlm index`")
-        if self.reranker:
-            open_folder(self.path / RERANKER, verify=True)
 
     def text_ranker(self, device: str | None = None, folder: Path | None = None) -> Ranker:
         """A ranker by the text of a model alone, each signal as confident as in training.
@@ -352,7 +337,7 @@ class RunFolder:
         return open_text(self.path, folder or self.model_folder, self.graph, self.vocabulary, device)
 
     def untuned(self, device: str | None = None, but: tuple[str, ...] = ()) -> Ranker:
-        """Every signal of the run, whatever weights were chosen for, and no reranker.
+        """Every signal of the run, whatever weights were chosen for, and no second stage.
 
         Args:
             but: signals to leave on disk.
@@ -381,7 +366,7 @@ class RunFolder:
             device: such as "cpu" or "cuda"; None takes a GPU where there is one.
             graph: other texts and candidates than the run's own; nothing is trained.
             scores: what to rank by, as :meth:`kgmlm.ranking.ranker.Ranker.by` has it.
-            rerank: False leaves the second stage out, and the run's reranker on disk, if it has one.
+            rerank: False leaves the second stages out.
 
         Raises:
             RunError: when training has left no model yet, or the run has signals that its weights were not
@@ -395,7 +380,7 @@ class RunFolder:
         ranker = ranker.replace(mixture=tuned.mixture)
         ranker = ranker.by(scores)
         if scores in ("all", "text"):
-            but = others if rerank else (*others, RERANKER, TREES)
+            but = others if rerank else (*others, TREES)
             tuned.check(self.fingerprints, self.path, but if scores == "all" else (*but, TREES))
             if rerank:
                 ranker = self.staged(ranker, tuned.uses, () if scores == "all" else (TREES,))
@@ -406,7 +391,6 @@ class RunFolder:
         makes: dict[str, Callable[[Use], SecondStage]] = {
             REVERSE: ReverseScoring,
             CONDITIONAL: Conditional,
-            RERANKING: lambda use: self.cross_encoding(use, ranker.reader.model.device),
             TREES: self.trees,
         }
         staged = ranker
@@ -424,18 +408,6 @@ class RunFolder:
         if not (self.path / TREES_FILE).is_file():
             raise _missing(self, TREES_FILE)
         return Trees.open(self.path / TREES_FILE, use)
-
-    def cross_encoding(self, use: Use, device: torch.device) -> CrossEncoding:
-        """The reranker of this run, with this use.
-
-        Raises:
-            RunError: when it is missing or damaged.
-        """
-        if self.reranker is None:
-            more = "--resume` continues its training" if (self.path / RERANKER).is_dir() else "` trains one"
-            raise RunError(f"{self.path} has no trained reranker; `kgmlm rerank {quoted(self.path)} {more}")
-        reranker = open_reranker(self.path / RERANKER, self.graph.context, device)
-        return CrossEncoding(use, reranker, unit("vector", self.settings))
 
 
 def graph_digests(record: Mapping[str, Any]) -> dict[str, Any]:

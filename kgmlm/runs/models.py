@@ -1,4 +1,4 @@
-"""Models of a run: the text model and the reranker, opened and saved; the tokens of its entities' names."""
+"""The text model of a run, opened and saved; the tokens of its entities' names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from kgmlm.core.arrays import Device
 from kgmlm.core.errors import ModelError, RunError, quoted
 from kgmlm.core.machine import compute_in_forks, installed
 from kgmlm.core.progress import quiet_transformers
-from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.second_stage import Reranker
-from kgmlm.runs.record import check_files, read_record, read_settings
+from kgmlm.runs.record import read_record, read_settings
 from kgmlm.text.onnx_model import OnnxModel
 from kgmlm.text.reader import TextModel
 from kgmlm.text.tokenization import Candidates, SpanTokenizer, Vocabulary, load_tokenizer
@@ -95,18 +94,6 @@ def open_text(
     if names is not None:
         ranker.reader.adopt_names(names)
     return ranker
-
-
-def open_reranker(folder: Path, context: ContextGraph, device: Device) -> Reranker:
-    """The reranker that was trained in a run folder of its own.
-
-    Raises:
-        RunError: when something of it is missing or damaged.
-    """
-    check_files(folder, read_record(folder), "config.toml")
-    model, tokenizer = loaded(folder / "model", device), load_tokenizer(folder / "model")
-    check_vocabulary(model, tokenizer, folder / "model")
-    return Reranker(context, tokenizer, model, read_settings(folder))
 
 
 def check_vocabulary(model: TextModel, tokenizer: SpanTokenizer, path: str | Path) -> None:

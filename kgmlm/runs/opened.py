@@ -26,7 +26,7 @@ from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.folder import RunFolder, unread
 from kgmlm.runs.models import ONNX
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, TREES, steady
+from kgmlm.runs.record import CONDITIONAL, REVERSE, TREES, steady
 from kgmlm.signals import rows_of
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import EntityTypes, Types
@@ -194,8 +194,6 @@ def _lack(run: RunFolder, options: RankingOptions) -> str:
         return f"ONNX Runtime computes in fp32, not {options.precision}"
     if options.device not in (None, "cpu"):
         return f"ONNX Runtime computes on the CPU here, not on '{options.device}'"
-    if options.reranks and run.reranker and RERANKING in run.tuned.active:
-        return "ONNX Runtime runs no reranker (--rerank 0 leaves it out)"
     if options.reranks and CONDITIONAL in run.tuned.active:
         return "ONNX Runtime reads no names token by token (--rerank 0 leaves that out)"
     if options.retrieve or (options.retrieve is None and options.scores == "all" and shortlist_of(run)):
@@ -231,7 +229,7 @@ def open_run_model(
         shortlist: retrieve as many candidates as the run's recipe says, where the options leave it open.
 
     Raises:
-        ConfigError: when the run has no such part, or nothing to rerank with.
+        ConfigError: when the run has no such part, or no second stage to use.
         RunError: when training has left no model yet, or weights do not fit the signals.
     """
 
@@ -281,10 +279,9 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
     """
     if not options.reranks:
         raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
-    if not ranker.reranks and run.reranker is None and REVERSE not in run.tuned.uses:
+    if not ranker.reranks and REVERSE not in run.tuned.uses:
         raise ConfigError(
-            f"{run.path} has no reranker; `kgmlm rerank {quoted(run.path)}` trains one, and "
-            f"`kgmlm tune {quoted(run.path)} --add reverse` does without"
+            f"{run.path} has no second stage; `kgmlm tune {quoted(run.path)} --add reverse` adds one"
         )
     if not ranker.reranks:
         raise ConfigError(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
 from kgmlm.runs.hub import HubName, fetched
-from kgmlm.runs.record import RERANKER, TREES, TREES_FILE, WEIGHTS, fingerprints, steady, trained_reranker
+from kgmlm.runs.record import TREES, TREES_FILE, WEIGHTS, fingerprints, steady
 from kgmlm.signals import SIGNALS, is_beside, kinds_in
 from kgmlm.signals.biencoder import CANDIDATES, Biencoder
 from kgmlm.signals.kge import KGE
@@ -41,7 +40,6 @@ CONTENTS = "pack.json"
 _SCALE = ":scale"  # behind the name of a quantized matrix
 _ROWS = 1 << 16  # rows that are made int8 at a time
 
-# Of a run, and of its reranker below it.
 _MODEL = "model/model.safetensors"
 _TENSORS = (_MODEL, "model/entity_vectors.safetensors")
 _NAMES = "graph/name_tokens.safetensors"
@@ -51,7 +49,7 @@ _WHOLE = ("run.json", "config.toml", _CHOSEN, TREES_FILE, "model/config.json", "
           "model/tokenizer_config.json", "model/special_tokens_map.json", "model/vocab.txt")  # fmt: skip
 
 # The files that a pack may have, and what they unpack to at most; real packs take less than twice their size.
-_PLACE = re.compile(r"(reranker/)?(run\.json|config\.toml|(graph|model|signals)/[A-Za-z0-9_.-]*[A-Za-z0-9])")
+_PLACE = re.compile(r"(run\.json|config\.toml|(graph|model|signals)/[A-Za-z0-9_.-]*[A-Za-z0-9])")
 _RATIO, _SMALL, _CONTENTS_SIZE = 100, 2**24, 2**22  # times; bytes; bytes
 
 
@@ -133,26 +131,18 @@ def write_pack(
 
 def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
     """The contents of a run's pack, by the names of its files."""
-    parts = [("", run), *([(f"{RERANKER}/", run / RERANKER)] if trained_reranker(run) else [])]
     signals = [kind.file for name, kind in kinds_in(run).items() if is_beside(name)]
-    tensors = [
-        (prefix + name, folder / name)
-        for prefix, folder in parts
-        for name in (*_TENSORS, *([] if prefix else signals))
-        if (folder / name).is_file() and (kge or name != KGE.file)
-    ]
+    tensors = [name for name in (*_TENSORS, *signals) if (run / name).is_file() and (kge or name != KGE.file)]
     entries: dict[str, bytes] = {}
-    for prefix, folder in parts:
-        for name in _WHOLE:
-            if (folder / name).is_file() and (kge or name != TREES_FILE):
-                data = (folder / name).read_bytes()
-                entries[prefix + name] = _portable(data) if name == "run.json" else data
-        if not prefix:  # a reranker has the graph of its run
-            for name, table in portable(read_graph(folder / "graph", "", {})).items():
-                entries[f"graph/{name}.parquet"] = _compressed(table)
-            entries[_NAMES] = (folder / _NAMES).read_bytes()
-    for name, path in tensors:
-        entries[name] = _quantized(path, (CANDIDATES,) if name == Biencoder.file else ())
+    for name in _WHOLE:
+        if (run / name).is_file() and (kge or name != TREES_FILE):
+            data = (run / name).read_bytes()
+            entries[name] = _portable(data) if name == "run.json" else data
+    for name, table in portable(read_graph(run / "graph", "", {})).items():
+        entries[f"graph/{name}.parquet"] = _compressed(table)
+    entries[_NAMES] = (run / _NAMES).read_bytes()
+    for name in tensors:
+        entries[name] = _quantized(run / name, (CANDIDATES,) if name == Biencoder.file else ())
         advance("packing", 1, len(tensors))
     if not kge:
         entries[_CHOSEN] = _without_kge(entries[_CHOSEN])
@@ -264,38 +254,33 @@ def _write_run(pack: Path, output: Path, *, cached: bool) -> None:
 
 
 def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
-    """Make what was unpacked a run: the reranker's graph, digests, and what the weights were chosen for."""
+    """Make what was unpacked a run: digests, and what the weights were chosen for."""
     biencoder = folder / Biencoder.file
     if biencoder.is_file():  # its candidates, which a pack has not, are computed once
         Biencoder.open(biencoder, read_graph(folder / "graph", "", {})).save(biencoder)
-    reranker = folder / RERANKER
-    runs = [folder, *([reranker] if reranker.is_dir() else [])]
-    if reranker.is_dir():
-        shutil.copytree(folder / "graph", reranker / "graph")
-    for run in reversed(runs):
-        record = files.parse_json((run / "run.json").read_bytes())
-        kept = [
-            p
-            for p in run.rglob("*")
-            if p.is_file() and p.parts[len(run.parts)] in ("graph", "signals", "config.toml")
-        ]
-        record["files"] = {
-            p.relative_to(run).as_posix(): [digests.Digest.of(p).model_dump()] for p in sorted(kept)
-        }
-        record["signals"] = {
-            name: how for name, how in (record.get("signals") or {}).items() if name in kinds_in(run)
-        }
-        record["recipe"] = None
-        record["unpacked"] = cached  # of the pack that it is, and so not written to
-        files.write_json(run / "run.json", record)
-        digests.write_manifest(run / "model")
-        now = fingerprints(run)
-        if (run / _CHOSEN).is_file():
-            chosen = files.parse_json((run / _CHOSEN).read_bytes())
-            chosen["chosen_for"] = {k: now[k] for k in chosen["chosen_for"] if k in now}
-            files.write_json(run / _CHOSEN, chosen)
-        _settle_probabilities(run / _PROBABILITIES, _own_signals(contents), now)
-        digests.write_manifest(run / "model")
+    record = files.parse_json((folder / "run.json").read_bytes())
+    kept = [
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and p.parts[len(folder.parts)] in ("graph", "signals", "config.toml")
+    ]
+    record["files"] = {
+        p.relative_to(folder).as_posix(): [digests.Digest.of(p).model_dump()] for p in sorted(kept)
+    }
+    record["signals"] = {
+        name: how for name, how in (record.get("signals") or {}).items() if name in kinds_in(folder)
+    }
+    record["recipe"] = None
+    record["unpacked"] = cached  # of the pack that it is, and so not written to
+    files.write_json(folder / "run.json", record)
+    digests.write_manifest(folder / "model")
+    now = fingerprints(folder)
+    if (folder / _CHOSEN).is_file():
+        chosen = files.parse_json((folder / _CHOSEN).read_bytes())
+        chosen["chosen_for"] = {k: now[k] for k in chosen["chosen_for"] if k in now}
+        files.write_json(folder / _CHOSEN, chosen)
+    _settle_probabilities(folder / _PROBABILITIES, _own_signals(contents), now)
+    digests.write_manifest(folder / "model")
 
 
 def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[str, str]) -> None:

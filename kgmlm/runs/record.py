@@ -167,7 +167,6 @@ class RecipeRecord(_Known):
 
     preset: str
     stages: list[Stage]
-    reranker_epochs: float = Field(gt=0)
     seconds: float | None = Field(default=None, gt=0)
     timed: list[Stage] = []
     usual: dict[str, float] = {}
@@ -292,7 +291,6 @@ def _line(error: Exception) -> str:
 
 ENDED = ("finished", "stopped early")
 TRAINED = (*ENDED, "max steps")  # statuses of a run that is trained as far as was asked
-RERANKER = "reranker"
 MAX_READS = 40  # of a run that is being written, .05 s apart: 2 s in all
 T = TypeVar("T")
 _HELD: set[tuple[Path, int]] = set()  # runs that this process writes, by thread
@@ -326,7 +324,7 @@ def discard_checkpoints(path: Path, but: str = "") -> None:
 
 _OWN = {
     "run.json", "config.toml", "metrics.jsonl", "feedback.jsonl", "graph", "model",
-    "signals", "checkpoints", "index", "reranker",
+    "signals", "checkpoints", "index",
 }  # fmt: skip
 
 
@@ -357,15 +355,6 @@ def is_blank(path: Path) -> bool:
     return started and all(p in checkpoints(path) and not _step(p) for p in there)
 
 
-def trained_reranker(path: Path) -> Mapping[str, Any] | None:
-    """The record of a run's reranker, once it was trained as far as was asked; else None."""
-    folder = path / RERANKER
-    if not (folder / "model" / "config.json").is_file():
-        return None
-    record = read_record(folder)
-    return record if record["status"] in TRAINED else None
-
-
 @contextmanager
 def writing(path: Path, what: str) -> Iterator[None]:
     """Be the only one that writes a run, and put in order what a kill has left of it.
@@ -379,7 +368,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
             script.
     """
     check_main_guard()
-    key = (_owner(path), threading.get_ident())
+    key = (path.resolve(), threading.get_ident())
     if key in _HELD:  # a job that another job of this thread does
         yield
         return
@@ -392,13 +381,6 @@ def writing(path: Path, what: str) -> Iterator[None]:
             _HELD.discard(key)
 
 
-def _owner(path: Path) -> Path:
-    """The run that a run is part of, or itself: a reranker is written under its run's lock."""
-    path = path.resolve()
-    part = path.name == RERANKER and (path.parent / "run.json").is_file()
-    return path.parent if part else path
-
-
 def _put_in_order(path: Path) -> None:
     files.recover(path)
     try:
@@ -409,8 +391,6 @@ def _put_in_order(path: Path) -> None:
         files.recover_in(folder)
     if ended and not (path / "checkpoints").is_symlink():
         discard_checkpoints(path)
-    if (path / RERANKER).is_dir() and not (path / RERANKER).is_symlink():
-        _put_in_order(path / RERANKER)
 
 
 def leave_out(path: Path, stage: str) -> None:
@@ -425,7 +405,7 @@ def leave_out(path: Path, stage: str) -> None:
 def recover(path: Path) -> None:
     """Before reading: end what a kill cut short, where nobody writes and this process may."""
     path = path.resolve()
-    inside = (path, path / "index", path / RERANKER, path / "checkpoints")
+    inside = (path, path / "index", path / "checkpoints")
     if files.is_unsettled(path) or any(map(files.unsettled, inside)):
         with suppress(RunError, OSError), writing(path, "opening"):
             pass
@@ -455,7 +435,7 @@ def steady(path: Path, read: Callable[[], T]) -> T:
 
 def _state(path: Path) -> list[tuple[str, int, int]]:
     """Stat the files that a run scores by; one that is replaced is another."""
-    parts = (path / "model", path / "signals", path / RERANKER / "model")
+    parts = (path / "model", path / "signals")
     there = [file for part in parts for file in (part, *part.glob("*"))]
     found = []
     for file in sorted(there):
@@ -480,7 +460,7 @@ def check_output(path: Path, overwrite: bool) -> None:
 
 
 # Second stages, in their order.
-REVERSE, CONDITIONAL, RERANKING, TREES = SECOND = ("reverse", "conditional", "reranking", "trees")
+REVERSE, CONDITIONAL, TREES = SECOND = ("reverse", "conditional", "trees")
 TREES_FILE = "model/trees.safetensors"
 WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -499,7 +479,6 @@ class _Use(digests.StrictModel):
 
 class _File(digests.StrictModel):
     signals: dict[str, _Signal] = Field(min_length=1)
-    reranking: _Use | None
     reverse: _Use | None = None
     conditional: _Use | None = None
     trees: _Use | None = None
@@ -551,11 +530,13 @@ class TunedWeights:
             RunError: when the file is missing, damaged or of another graph.
         """
         try:
-            found = _File.model_validate_json(path.read_bytes())
+            values = digests.without_retired(files.parse_json(path.read_bytes()))
+            found = _File.model_validate_json(json.dumps(values))
         except OSError:
             raise RunError(f"{path} is missing; {RESTORE}") from None
-        except ValidationError as error:
-            raise RunError(f"{path} is damaged: {digests.fault(error)}; {RESTORE}") from None
+        except ValueError as error:
+            why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
+            raise RunError(f"{path} is damaged: {why}; {RESTORE}") from None
         tables = {
             name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
             if signal.weights is None
@@ -577,9 +558,7 @@ class TunedWeights:
         Raises:
             RunError: naming the others.
         """
-        # A reranker that is not used may be gone: it is trained further.
-        known = {name for name in self.of if name != RERANKER or RERANKING in self.uses}
-        names = sorted({*now, *known} - set(but))
+        names = sorted({*now, *self.of} - set(but))
         if stale := [name for name in names if now.get(name) != self.of.get(name)]:
             raise RunError(
                 f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
@@ -600,14 +579,11 @@ def of_weights(run: Path) -> str:
 
 
 def fingerprints(run: Path) -> dict[str, str]:
-    """SHA-256 of what each signal of a run knows, its trees, and its reranker once trained, by name."""
+    """SHA-256 of what each signal of a run knows, and its trees, by name."""
     model = digests.read_manifest(run / "model") or {}
     known = {f"model/{k}": v for k, v in model.items()} | (accepted(read_record(run)) or {})
     there = {name: kind.file for name, kind in kinds_in(run).items()}
     found = {name: digests.sha(known, file, run) for name, file in there.items()}
     if (run / TREES_FILE).is_file():
         found[TREES] = digests.sha(known, TREES_FILE, run)
-    if trained_reranker(run):
-        folder = run / RERANKER / "model"
-        found[RERANKER] = digests.sha(digests.read_manifest(folder) or {}, "model.safetensors", folder)
     return found

@@ -35,7 +35,7 @@ from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
 from kgmlm.runs.opened import answering, open_run_model, read_vectors
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
-from kgmlm.runs.record import RERANKER, writing
+from kgmlm.runs.record import writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +74,6 @@ def _lists(
     watch: Watcher,
 ) -> ListCalibration | None:
     """The probabilities that were fitted to the scores of a ranker; None where none were."""
-    from kgmlm.ranking.second_stage import CrossEncoding
-
     if options.scores != "all":
         return None
     try:
@@ -84,10 +82,8 @@ def _lists(
         watch.tell(f"no probabilities: {error}")
         return None
     stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    reranker = folder.fingerprints.get(RERANKER, "") if CrossEncoding.name in stages else ""
     found_by = 0 if retrieval is None else retrieval.k if retrieval.effort is None else -1
-    way = (stages, reranker, found_by)
-    found = next((x for x in there if (x.stages, x.reranker, x.retrieve) == way), None)
+    found = next((x for x in there if (x.stages, x.retrieve) == (stages, found_by)), None)
     as_by_default = options.rerank is None and options.retrieve is None and options.effort is None
     stale = found is None and (folder.path / PROBABILITIES).is_file() and as_by_default
     if stale and not is_unpacked(folder.path):

@@ -498,7 +498,7 @@ class Limits(BaseModel):
     work: int = Field(
         MOST_WORK,
         description="Texts to read: a query is one, and one for each candidate that is scored in reverse "
-        "or reranked; ten explained answers are one; a triple is two, a new entity is one.",
+        "; ten explained answers are one; a triple is two, a new entity is one.",
     )
     k: int = MOST_K
     entities: int = MOST_NEW
@@ -535,7 +535,6 @@ class InfoResponse(BaseModel):
     signals: dict[str, Any]
     reverse: dict[str, Any] | None
     conditional: dict[str, Any] | None
-    reranking: dict[str, Any] | None
     trees: dict[str, Any] | None
     trained: dict[str, Any]
     validation: dict[str, Any]

@@ -28,7 +28,6 @@ class Info:
         model: what training began with, the span in tokens, the objective and the text settings.
         signals: of each that counts, its average weight; and how each was made that is beside the model.
         reverse: how many of the best are scored in reverse, and how much that counts; None where none are.
-        reranking: how many of the best are reranked, and how much that counts; None where nothing is.
         trained: status, step, minutes and command; earlier runs, latest first.
         validation: the best MRR in training, and the figures that the weights were chosen by.
         probabilities: when and by which command they were fitted, to how many validation triples, and their
@@ -45,7 +44,6 @@ class Info:
     signals: Mapping[str, Any]
     reverse: Mapping[str, Any] | None
     conditional: Mapping[str, Any] | None
-    reranking: Mapping[str, Any] | None
     trees: Mapping[str, Any] | None
     trained: Mapping[str, Any]
     validation: Mapping[str, Any]
@@ -75,7 +73,6 @@ class Info:
         for what, use in (
             ("scored in reverse", self.reverse),
             ("names token by token", self.conditional),
-            ("reranker", self.reranking),
             ("trees", self.trees),
         ):
             if use is not None:
@@ -144,7 +141,7 @@ def info(run: Run | str | Path) -> Info:
     """
     folder = open_folder(path_of(run))
     path, record, settings, graph = folder.path, folder.record, folder.settings, folder.graph
-    chosen: dict[str, Any] = {"signals": {}, "reranking": None, "chosen_by": {}}
+    chosen: dict[str, Any] = {"signals": {}, "chosen_by": {}}
     if (path / MIXTURE).is_file():
         _ = folder.tuned  # says so where it is damaged
         chosen = files.parse_json((path / MIXTURE).read_bytes())
@@ -172,7 +169,6 @@ def info(run: Run | str | Path) -> Info:
         signals=signals,
         reverse=chosen.get("reverse"),
         conditional=chosen.get("conditional"),
-        reranking=chosen["reranking"] if folder.reranker else None,
         trees=chosen.get("trees"),
         trained={
             **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},

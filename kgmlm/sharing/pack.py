@@ -36,7 +36,7 @@ def pack(
         run: a run, or with ``calibrate`` a pack to be written again with probabilities.
         output: the file to write, ending in .kgmlm; None names it after the run, beside it.
         kge: False leaves out graph embeddings, and trees, which were fitted with them. The weights of
-            the other signals and the use of the reranker stay as they were chosen with them.
+            the other signals stay as they were chosen with them.
         onnx: False leaves out what ONNX Runtime needs to read texts without torch; it is left out, and said
             so, where it cannot be made.
         calibrate: fit probabilities to what the pack scores, as :func:`kgmlm.calibrate` does, and keep them
@@ -92,8 +92,8 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
     with watch:
         if not kge and "kge" in folder.tuned.mixture.signals:
             watch.tell(
-                "the other weights, of the reranker too, were chosen with KGE beside them; for weights "
-                "that suit the pack, copy the run, `kgmlm tune COPY --drop kge` and pack the copy"
+                "the other weights were chosen with KGE beside them; for weights that suit the pack, copy "
+                "the run, `kgmlm tune COPY --drop kge` and pack the copy"
             )
         structures = structures_of(folder.path, watch.tell) if onnx else {}
         card = {"dataset": folder.graph.name}

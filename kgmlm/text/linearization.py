@@ -158,22 +158,6 @@ def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linea
     return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))
 
 
-def answer_text(
-    context: ContextGraph, entity: int, descriptions: bool, neighbors: Sequence[Edge] = ()
-) -> Linearization:
-    """The text of a candidate in the hole of reranking: ``answer: disease. an illness ; is a: state``."""
-    read = context.entities[entity]
-    description = read.told if descriptions else ""
-    return Linearization(
-        (
-            Segment("answer:"),
-            Segment(f"{read.surface}." if description else read.surface, cut=1),
-            Segment(description, cut=3),
-            *_told(context, neighbors),
-        )
-    )
-
-
 TEMPLATES: dict[str, Template] = {"plain": plain, "natural": natural}
 
 

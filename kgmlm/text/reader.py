@@ -249,9 +249,6 @@ class Reader:
         lengths = {"text.max_length": settings.text.max_length}
         if settings.vector.enabled:
             lengths["vector.max_length"] = settings.vector.max_length
-        if settings.training.objective == "rerank":
-            together = settings.text.max_length + settings.reranking.max_length
-            lengths["text.max_length and reranking.max_length together are"] = together
         for key, length in lengths.items():
             if limit is not None and length > limit:
                 raise ModelError(

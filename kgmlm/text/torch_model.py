@@ -533,13 +533,12 @@ def start_head(mlm: Any, missing: set[str]) -> None:
 
 
 def create_model(
-    vocabulary: int, pad_id: int, shape: ScratchSettings, max_length: int, seed: int, spare: int = 0
+    vocabulary: int, pad_id: int, shape: ScratchSettings, max_length: int, seed: int
 ) -> SpanModel:
     """A small random BERT for training from scratch.
 
     Args:
         max_length: of its texts in tokens.
-        spare: further positions for longer texts, which do not change the other random weights.
     """
     from transformers import BertConfig, BertForMaskedLM
 
@@ -562,20 +561,4 @@ def create_model(
         initializer_range=shape.hidden_size**-0.5,  # unit-length embeddings: small models start faster
     )
     mlm = BertForMaskedLM(config)
-    if spare:
-        _add_positions(mlm, spare)
     return SpanModel(mlm)
-
-
-def _add_positions(mlm: Any, count: int) -> None:
-    """Give a BERT so many positions more, random like the first."""
-    embeddings, config = mlm.bert.embeddings, mlm.config
-    first = embeddings.position_embeddings.weight.data
-    config.max_position_embeddings = positions = len(first) + count
-    more = torch.randn(count, config.hidden_size) * config.initializer_range
-    embeddings.position_embeddings = nn.Embedding.from_pretrained(torch.cat([first, more]), freeze=False)
-    for name, values in (
-        ("position_ids", torch.arange(positions)),
-        ("token_type_ids", torch.zeros(positions)),
-    ):
-        embeddings.register_buffer(name, values.long()[None], persistent=False)

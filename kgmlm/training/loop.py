@@ -312,7 +312,6 @@ def train(
     resume: bool = False,
     tracker: str | None = None,
     reporter: Watcher | None = None,
-    first: Ranker | None = None,
     device: str | None = None,
     limit: TimeLimit | None = None,
 ) -> Outcome:
@@ -332,14 +331,13 @@ def train(
             that is ending already goes on ending as it began to.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`.start.resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
-        first: what the objective "rerank" reranks.
         device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
         limit: end the run after this time, that of validations and of earlier processes included. The
             learning rate follows the time, and validations come after each third of it, or at the end alone
             where they take long. The epochs of the settings bound it, too.
 
     Raises:
-        ConfigError: when the loss is no longer finite, or the objective "rerank" has nothing to rerank.
+        ConfigError: when the loss is no longer finite.
         OSError: when the disk is full; the last checkpoint is then intact.
     """
     accelerator = _accelerator(run, tracker, device, ranker.reader.model, reporter or Watcher())
@@ -351,7 +349,6 @@ def train(
         validate,
         reporter or Watcher(),
         checkpoint=checkpoint,
-        first=first,
         max_steps=max_steps,
         decay=decay,
         limit=limit,
@@ -390,7 +387,6 @@ class _Training:
         reporter: Watcher,
         *,
         checkpoint: Path | None,
-        first: Ranker | None,
         max_steps: int | None,
         decay: float | None,
         limit: TimeLimit | None,
@@ -401,7 +397,7 @@ class _Training:
         self.reads_all = not self.settings.validated(len(run.graph.entities))
         self.model = _placed(ranker.reader.model, self.settings, accelerator)
         process = (accelerator.process_index, accelerator.num_processes)
-        self.stream, self.losses = objective(ranker, run.graph, self.settings, process, first)
+        self.stream, self.losses = objective(ranker, run.graph, self.settings, process)
         self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))
         self.state = State()
         if checkpoint is not None:

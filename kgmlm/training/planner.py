@@ -40,7 +40,6 @@ SHARES: dict[str, float] = {
     "text": 0.55,
     "weights": 0.04,
     "reverse": 0.08,
-    "reranker": 0.2,
     "trees": 0.08,
     "calibration": 0.04,
 }
@@ -190,7 +189,7 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph, most: int = SAMPLED_TEXTS
 
 
 def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
-    """The recipe without its masked LM, reranker and index, where too few of its steps would fit."""
+    """The recipe without its masked LM and index, where too few of its steps would fit."""
     settings = recipe.settings
     training, shape = settings.training, Shape.of(graph)
     epoch = steps_per_epoch(shape, training.samples, training.batch_size)
@@ -202,7 +201,7 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
         return recipe
     while _for_text(60 * minutes - recipe.reading, recipe.stages, useful) < whole:
         minutes += 1
-    stages = tuple(x for x in recipe.stages if x not in ("text", "reranker", "index"))
+    stages = tuple(x for x in recipe.stages if x not in ("text", "index"))
     training = training.model_copy(update={"epochs": 0.0})
     vectors = settings.vector.model_copy(update={"enabled": False})
     why = f"about {per_step:.1f} s per step: the masked LM is trained from {minutes:,} minutes on"
@@ -295,7 +294,7 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -
         "kge": ("kge", "epochs", PASSES),
         "text": ("training", "epochs", float(PASSES)),
     }
-    timed: list[Stage] = [stage for stage in recipe.stages if stage in ("rules", "reranker")]
+    timed: list[Stage] = [stage for stage in recipe.stages if stage == "rules"]
     if "rules" in timed and "seconds" in given.values.get("rules", {}):
         timed.remove("rules")
     for stage, (section, key, bound) in most.items():
@@ -312,9 +311,7 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -
     if "kge" in timed and sampled and "candidates" not in given.values.get("kge", {}):
         settings = settings.model_copy(update={"kge": settings.kge.model_copy(update=sampled)})
         reasons["kge.candidates"] = f"{len(graph.entities):,} entities: a step scores a sample of them"
-    return replace(
-        recipe, settings=settings, reasons=reasons, reranker_epochs=1.0, timed=tuple(timed), usual=usual
-    )
+    return replace(recipe, settings=settings, reasons=reasons, timed=tuple(timed), usual=usual)
 
 
 def _sampled(graph: KnowledgeGraph, recipe: Recipe) -> dict[str, int]:

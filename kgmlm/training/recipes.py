@@ -45,7 +45,6 @@ HEAD_STEPS = {"quick": 600, "balanced": 2000, "best": 6000, "zero-shot": 2000}  
 STEPS = {"quick": 150, "balanced": 300, "best": 1500, "zero-shot": 300}  # optimizer steps at least
 PASSES = 15  # over the triples of a small graph; more learn them by heart
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
-RERANKER_STEPS = {"best": 800, "zero-shot": 800}  # with 160 none was better than without
 WITH_REVERSE = ("best", "zero-shot")
 WITH_TREES = ("balanced", "best")
 LEAST = 300  # validation triples that trees are fitted to; fewer teach nothing that weights do not say
@@ -97,7 +96,6 @@ class Recipe:
     Attributes:
         settings: of the text model and of what is beside it.
         stages: in order.
-        reranker_epochs: how long the reranker is trained.
         reasons: for settings, why they are as they are.
         seconds: what all stages may take together; None is as long as the settings say.
         reading: seconds in which the bi-encoder reads all texts.
@@ -109,7 +107,6 @@ class Recipe:
     preset: str
     settings: Settings
     stages: tuple[Stage, ...]
-    reranker_epochs: float
     reasons: Mapping[str, str]
     seconds: float | None = None
     reading: float = 0.0
@@ -122,7 +119,6 @@ class Recipe:
         return {
             "preset": self.preset,
             "stages": list(self.stages),
-            "reranker_epochs": self.reranker_epochs,
             "seconds": self.seconds,
             "reading": self.reading,
             "timed": list(self.timed),
@@ -204,12 +200,6 @@ def recipe_of(
         reasons["reverse"] = (
             f"none: each candidate scored in reverse is a query among {shape.entities:,} entities"
         )
-    if preset in RERANKER_STEPS and not scratch:
-        stages.append("reranker")
-    if preset in RERANKER_STEPS and scratch:
-        reasons["reranker"] = (
-            "none: a model from scratch is too small to read a query and a candidate together"
-        )
     there = len(graph.splits["valid"]) if graph.has("valid") else 0
     if preset in WITH_TREES and there >= LEAST and shape.entities <= LARGE:
         stages.append("trees")
@@ -222,9 +212,7 @@ def recipe_of(
     if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
         stages.append("index")
         reasons["index"] = f"vectors of {shape.entities:,} entities: FAISS finds those that are scored"
-    pairs = shape.queries * (1 + settings.reranking.negatives) / settings.training.batch_size
-    epochs = min(1.0, share_of(RERANKER_STEPS.get(preset, 1), pairs))
-    return Recipe(preset, settings, tuple(stages), epochs, reasons)
+    return Recipe(preset, settings, tuple(stages), reasons)
 
 
 def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
@@ -285,7 +273,6 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
             "penalty": penalty,
             "epochs": 30 if shape.triples < SMALL else 10,
         },
-        "reranking": {"candidates": 20},
         "training": {
             "samples": samples,
             "batch_size": batch,

@@ -18,53 +18,19 @@ import numpy as np
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.config import Protocol
-from kgmlm.core.errors import ConfigError
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import Advance
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
-from kgmlm.ranking.second_stage import Conditional, CrossEncoding, Floats, ReverseScoring, best_of
-from kgmlm.runs.record import CONDITIONAL, RERANKING, REVERSE, SECOND
+from kgmlm.ranking.second_stage import Conditional, Floats, ReverseScoring, best_of
+from kgmlm.runs.record import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
 from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 WEIGHTS_TRIED = tuple(2 ** (i / 2) for i in range(-6, 5))  # 1: as much as the first stage
-
-
-def choose_reranking(
-    ranker: Ranker,
-    graph: KnowledgeGraph,
-    protocol: Protocol,
-    advance: Advance = silent,
-    candidates: int | None = None,
-    batch_size: int = 64,
-) -> tuple[Use, dict[str, float]]:
-    """Choose how many of the best are read again and how much that counts; not reranking is a choice.
-
-    Of the weights that are tried it is the one by which the answers are most likely; how many is chosen by
-    MRR. Where what each half of the queries chose is no better for the other half, nothing is reranked.
-
-    Args:
-        ranker: where it scores in reverse, that comes first.
-        candidates: how many are tried at most; None is as many as the reranker's settings say.
-
-    Raises:
-        ConfigError: when the protocol asks or filters test triples, or there is no reranker.
-
-    Returns:
-        The choice, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` with it (each half of the queries by what
-        was chosen on the other, weights of signals included), ``k`` and ``weight``, ``mrr_first`` without
-        reranking, and ``held``, the share of answers that the most candidates hold.
-    """
-    stage = ranker.stages.get(CrossEncoding.name)
-    if not isinstance(stage, CrossEncoding):
-        raise ConfigError("the ranker has no reranker to weigh")
-    most = candidates or stage.reranker.reranking.candidates
-    task = validation_task(graph, protocol)
-    return _choose_reading(ranker, task, stage, partial(advance, "reranking"), most, batch_size)
 
 
 def choose_conditional(
@@ -75,26 +41,13 @@ def choose_conditional(
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> tuple[Use, dict[str, float]]:
-    """Choose how many of the best are read token by token and how much that counts, as
-    :func:`choose_reranking` does.
+    """Choose how many of the best are read token by token and how much that counts; none is a choice.
 
-    Args:
-        candidates: None is as many as the settings of the run say.
+    Arguments and what is returned are those of :func:`choose_reverse`.
     """
-    most = candidates or ranker.reader.settings.reranking.candidates
-    task, stage = validation_task(graph, protocol), Conditional(Use(0, 0.0))
-    return _choose_reading(ranker, task, stage, partial(advance, "reading names"), most, batch_size)
-
-
-def _choose_reading(
-    ranker: Ranker,
-    task: RankingTask,
-    stage: CrossEncoding | Conditional,
-    advance: Callable[[int, int], None],
-    most: int,
-    batch_size: int,
-) -> tuple[Use, dict[str, float]]:
-    """Choose the use of a stage that reads candidates, after the stages that come before it."""
+    most = candidates or ranker.reader.settings.reverse.candidates
+    task, stage = validation_task(graph, protocol), ranker.stages.get(Conditional.name)
+    assert isinstance(stage, Conditional), "the ranker reads no names token by token"
     confident = ranker.reader.settings.training.temperature  # both as in training
     weights = [confident * x for x in WEIGHTS_TRIED]
 
@@ -102,7 +55,7 @@ def _choose_reading(
         return stage.score(ranker, queries, ids_dK, batch_size)[:, :, None]
 
     first = ranker.without_stage(stage.name)
-    return _choose_use(first, task, advance, most, weights, read, batch_size)
+    return _choose_use(first, task, partial(advance, "reading names"), most, weights, read, batch_size)
 
 
 def choose_reverse(
@@ -113,13 +66,24 @@ def choose_reverse(
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> tuple[Use, dict[str, float]]:
-    """Choose how many of the best are scored in reverse and how much that counts.
+    """Choose how many of the best are scored in reverse and how much that counts; none is a choice.
+
+    Of the weights that are tried it is the one by which the answers are most likely; how many is chosen by
+    MRR. Where what each half of the queries chose is no better for the other half, nothing is scored so.
 
     Args:
-        candidates: None is as many as the settings of the run say.
+        candidates: how many are tried at most; None is as many as the settings of the run say.
+
+    Raises:
+        ConfigError: when the protocol asks or filters test triples.
+
+    Returns:
+        The choice, and ``mrr``, ``hits_at_1`` and ``hits_at_10`` with it (each half of the queries by what
+        was chosen on the other, weights of signals included), ``k`` and ``weight``, ``mrr_first`` without
+        the stage, and ``held``, the share of answers that the most candidates hold.
     """
     first, task = ranker.unreranked(), validation_task(graph, protocol)
-    most = min(candidates or ranker.reader.settings.reranking.candidates, len(graph.entities))
+    most = min(candidates or ranker.reader.settings.reverse.candidates, len(graph.entities))
     back_DK = _all_reverse_scores(first, task, most, partial(advance, "reverse scoring"), batch_size)
     told = partial(advance, "validating")
 
@@ -198,8 +162,7 @@ class Tuned(NamedTuple):
     """All that validation chose for a ranker.
 
     Attributes:
-        uses: of reverse scoring and of names token by token, where these were to be chosen, and of the
-            reranker, where there is one.
+        uses: of reverse scoring and of names token by token, where these were to be chosen.
         figures: of each stage on validation, by its name.
     """
 
@@ -215,7 +178,7 @@ def tune(
     advance: Advance = silent,
     *,
     begin: str = "",
-    reranking: Protocol | None = None,
+    second: Protocol | None = None,
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> Tuned:
@@ -227,9 +190,8 @@ def tune(
         protocol: on which triples of the run's own graph.
         begin: the second stage to begin with; the weights of the signals and the uses of the stages before it
             stay.
-        reranking: on which triples second stages are chosen, at a forward pass per candidate; None is all of
-            the same.
-        candidates: as of :func:`choose_reranking`.
+        second: on which triples second stages are chosen, at a query per candidate; None is all of the same.
+        candidates: as of :func:`choose_reverse`.
 
     Raises:
         ConfigError: when a protocol asks or filters test triples.
@@ -237,8 +199,8 @@ def tune(
     mixture, figures = ranker.mixture, dict[str, dict[str, float]]()
     if not begin:
         mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
-    first, few = ranker.replace(mixture=mixture, stages={}), reranking or protocol
-    choices = {REVERSE: choose_reverse, CONDITIONAL: choose_conditional, RERANKING: choose_reranking}
+    first, few = ranker.replace(mixture=mixture, stages={}), second or protocol
+    choices = {REVERSE: choose_reverse, CONDITIONAL: choose_conditional}
     uses: dict[str, Use] = {}
     for name in [name for name in SECOND if name in ranker.stages]:
         stage = ranker.stages[name]

@@ -24,7 +24,7 @@ from kgmlm.prediction.calibration import fitted as fitted_calibration
 from kgmlm.runs.folder import RunFolder, open_folder
 from kgmlm.runs.index import index
 from kgmlm.runs.opened import shortlist_of
-from kgmlm.runs.record import CONDITIONAL, ENDED, RERANKER, RERANKING, REVERSE, TREES, is_blank, leave_out
+from kgmlm.runs.record import CONDITIONAL, ENDED, REVERSE, TREES, leave_out
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
@@ -44,10 +44,8 @@ from kgmlm.training.trees import may_fit
 from kgmlm.training.tune import (
     Addition,
     Figures,
-    RerankerTraining,
     add_signal,
     choose,
-    train_reranker,
 )
 
 WEIGHED = 300  # validation triples of a first choice of weights, which times a larger one
@@ -108,8 +106,7 @@ def stages_left(run: RunFolder) -> list[Stage]:
     recipe = run.record.get("recipe")
     if not recipe:
         return []
-    now = {name: digest for name, digest in run.fingerprints.items() if name != RERANKER}
-    chosen = run.tuned
+    now, chosen = run.fingerprints, run.tuned
     # Text that was trained further after a signal was added is weighed again.
     weighed = all(chosen.of.get(name) == digest for name, digest in now.items())
     whole = run.record["status"] in ENDED
@@ -118,13 +115,8 @@ def stages_left(run: RunFolder) -> list[Stage]:
         for stage in recipe["stages"]
         if stage in beside() and not (stage in now and weighed and not (whole and was_cut(run, stage)))
     ]
-    reranked = run.reranker is not None and RERANKING in chosen.uses
-    if reranked and whole and run.reranker:
-        reranked = run.reranker["status"] in ENDED
     if REVERSE in recipe["stages"] and REVERSE not in chosen.uses:
         left.append("reverse")
-    if "reranker" in recipe["stages"] and not reranked:
-        left.append("reranker")
     if TREES in recipe["stages"] and TREES not in chosen.uses:
         left.append("trees")
     if "index" in recipe["stages"] and shortlist_of(run) is None:
@@ -212,7 +204,7 @@ def last_stages(
         )
         return
     few, before = None if max_steps is None else FEW, run.tuned.uses
-    later = ("reverse", "reranker", "trees", "calibration")
+    later = ("reverse", "trees", "calibration")
     after = [stage for stage in later if stage in recipe["stages"]]
 
     def share(stage: str) -> float | None:
@@ -228,24 +220,9 @@ def last_stages(
             figures = _chosen(path, "reverse", few or most, watch, REVERSED, share("reverse"))
         if "reverse" in figures:  # else the time was too short
             _tell_of("reverse scoring", figures["reverse"], watch)
-    if signals and "reranker" not in recipe["stages"] and run.reranker:
-        _tell_of("reranker", _chosen(path, "reranking", few, watch)["reranking"], watch)
-    if "reranker" in recipe["stages"] and ("reranker" in left or signals):
-        folder = path / RERANKER
-        begun = (folder / "run.json").is_file() and not is_blank(folder)
-        epochs = recipe["reranker_epochs"]
-        settings = [f"training.epochs={epochs}", f"training.eval_every={epochs}", "training.eval_triples=300"]
-        with clock.stage("reranker"):
-            how = RerankerTraining(max_steps=max_steps, resume=begun, seconds=share("reranker"))
-            found = train_reranker(
-                path, [] if begun else settings, resume_command, how, max_triples=few, watch=watch
-            )
-        _tell_of("reranker", found, watch)
     now = open_folder(path).tuned.uses
     if CONDITIONAL in before and CONDITIONAL not in now:
         _chosen(path, "conditional", few, watch)
-    elif RERANKING in before and RERANKING not in now and open_folder(path).reranker:
-        _chosen(path, "reranking", few, watch)
     if "trees" in left or (TREES in before and TREES not in now):
         with clock.stage("trees"):
             found = _chosen(path, "trees", few, watch, LEAST, share("trees"))["trees"]
@@ -291,7 +268,7 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
 
 def _chosen(
     path: Path,
-    only: Literal["signals", "reverse", "conditional", "reranking", "trees"],
+    only: Literal["signals", "reverse", "conditional", "trees"],
     most: int | None,
     watch: Watcher,
     first: int = 0,
@@ -306,7 +283,7 @@ def _chosen(
     """
     wanted: dict[str, bool] = {} if only == "signals" else {only: True}
     if only == REVERSE:  # what comes after it has stages of its own
-        wanted |= {RERANKING: False, TREES: False}
+        wanted[TREES] = False
 
     def by(count: int | None) -> Figures:
         return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, wanted=wanted)

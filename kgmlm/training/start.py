@@ -383,7 +383,6 @@ def _untrained(graph: KnowledgeGraph, model_name: str, settings: Settings) -> Ra
             settings.scratch,
             settings.text.max_length,
             seed,
-            spare=settings.reranking.max_length,
         )
     else:
         model, tokenizer = load_model(model_name, seed), load_tokenizer(model_name)

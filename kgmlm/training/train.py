@@ -210,8 +210,6 @@ def _check_settings(
     minutes: float | None,
 ) -> None:
     """Refuse settings that another command trains with, and options that they do not go with."""
-    if given.settings.training.objective == "rerank":
-        raise RunError("the objective 'rerank' is trained beside a run, by `kgmlm rerank RUN`")
     if resume and minutes:
         raise RunError("--minutes is set when a run begins; --resume keeps it")
     check_minutes(minutes)

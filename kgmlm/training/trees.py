@@ -96,7 +96,7 @@ def choose_trees(
 
     Returns:
         The trees, None where those of one half do not help the other; and figures as of
-        :func:`~kgmlm.training.second_stages.choose_reranking`, cross-fitted.
+        :func:`~kgmlm.training.second_stages.choose_reverse`, cross-fitted.
 
     Raises:
         ConfigError: when LightGBM is not installed, or the protocol asks or filters test triples.

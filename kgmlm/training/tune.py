@@ -1,43 +1,36 @@
-"""Tune a run: choose weights on validation; add, take over or drop signals and rerankers."""
+"""Tune a run: choose weights on validation; add, take over or drop signals."""
 
 from __future__ import annotations
 
-import shlex
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, Settings, load_settings
-from kgmlm.core.errors import RunError, check_numbers, quoted
+from kgmlm.core.errors import RunError, check_numbers
 from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
 from kgmlm.runs.record import (
     CONDITIONAL,
-    ENDED,
-    RERANKER,
-    RERANKING,
     REVERSE,
     SECOND,
     TRAINED,
     TREES,
     command_line,
-    is_blank,
     leave_out,
 )
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.signals.biencoder import Biencoder
-from kgmlm.training.loop import TimeLimit, train_watched
-from kgmlm.training.recipes import as_assignments, check_end, settings_of
-from kgmlm.training.start import ends_by_decay, keeping
+from kgmlm.training.recipes import as_assignments, settings_of
+from kgmlm.training.start import keeping
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.ranker import Mixture, Ranker
+    from kgmlm.ranking.ranker import Ranker
     from kgmlm.signals.base import Signal
 
 
@@ -52,7 +45,7 @@ LACKS: Mapping[Chosen, str] = {
 
 @dataclass(frozen=True)
 class Addition:
-    """An addition to a run: a signal, or the reranker of another run.
+    """A signal that is added to a run.
 
     Attributes:
         source: a run to take it from, instead of training it.
@@ -72,15 +65,9 @@ class Addition:
         """Refuse what cannot be added to a run, before anything of it is changed."""
         from kgmlm.signals import beside
 
-        if self.name not in (*beside(), RERANKER):
+        if self.name not in beside():
             raise RunError(
-                f"there is no signal '{self.name}' to add; there are "
-                f"{', '.join([*beside(), RERANKER, *FITTED])}"
-            )
-        if self.source is None and self.name == RERANKER:
-            raise RunError(
-                f"`kgmlm rerank {quoted(run.path)}` trains a reranker; --add reranker takes one --from "
-                "another run"
+                f"there is no signal '{self.name}' to add; there are {', '.join([*beside(), *FITTED])}"
             )
         if self.source is not None and (self.config or self.given):
             raise RunError("--from trains nothing; --config and --set go without it")
@@ -88,24 +75,15 @@ class Addition:
             giver = open_folder(path_of(self.source))
             if giver.path.resolve() == run.path.resolve() and self.overwrite:
                 raise RunError(f"{run.path} cannot lend {self.name} to itself; --from names another run")
-            if self.name != RERANKER:
-                giver.lend(self.name, run.graph)
-            elif giver.reranker is None:
-                raise RunError(
-                    f"{giver.path} has no trained reranker; `kgmlm rerank {quoted(giver.path)}` trains one"
-                )
-            elif not giver.graph.same(run.graph):
-                raise RunError(f"{giver.path} is a run of another graph than {run.path}")
+            giver.lend(self.name, run.graph)
         if foreign := settings_of(self.name, self.given, others=True):
             raise RunError(
                 f"--add {self.name} goes by the settings of {self.name} alone, not by {foreign[0]}"
             )
-        file = run.path / (RERANKER if self.name == RERANKER else beside()[self.name].file)
+        file = run.path / beside()[self.name].file
         if file.exists() and not self.overwrite:
-            kind = "reranker" if self.name == RERANKER else f"signal '{self.name}'"
-            raise RunError(f"{run.path} has a {kind} already; --overwrite replaces it")
-        if self.name != RERANKER:
-            files.check_writable(file)
+            raise RunError(f"{run.path} has a signal '{self.name}' already; --overwrite replaces it")
+        files.check_writable(file)
         self.settings(run)
 
     def settings(self, run: RunFolder) -> Settings:
@@ -156,35 +134,24 @@ def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> di
 
 
 def check_parts(run: RunFolder, names: Sequence[str]) -> None:
-    """Refuse to drop signals or a reranker that a run does not have, before anything is dropped."""
+    """Refuse to drop signals that a run does not have, before anything is dropped."""
     from kgmlm.signals import beside, is_beside
 
     for name in names:
         if name in FITTED:
             continue
-        if name == RERANKER and (run.path / name).is_dir():
-            files.refuse_link(run.path / name)
-        elif not is_beside(name):
-            there = ", ".join([*beside(), RERANKER, *FITTED])
+        if not is_beside(name):
+            there = ", ".join([*beside(), *FITTED])
             raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
-        elif not run.has_signal(name):
+        if not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
 
 
 def drop_part(run: RunFolder, name: str) -> None:
-    """Remove a signal that is beside the model, or the reranker, where there is one."""
-    if name == RERANKER:
-        shutil.rmtree(run.path / name)
-    elif name not in FITTED:  # which goes with the weights
+    """Remove a signal that is beside the model."""
+    if name not in FITTED:  # which goes with the weights
         run.drop_signal(name)
     leave_out(run.path, name)
-
-
-def take_reranker(run: RunFolder, source: Run | str | Path) -> None:
-    """Copy the reranker of another run."""
-    files.refuse_link(run.path / RERANKER)
-    with files.atomic_folder(run.path / RERANKER) as folder:
-        shutil.copytree(open_folder(path_of(source)).path / RERANKER, folder, dirs_exist_ok=True)
 
 
 def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watcher) -> None:
@@ -215,7 +182,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
 
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
-Stage = Literal["", "signals", "reverse", "conditional", "reranking", "trees"]
+Stage = Literal["", "signals", "reverse", "conditional", "trees"]
 
 
 @writes_run
@@ -237,23 +204,22 @@ def tune(
 ) -> Outcome:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Then how many of the best are scored in reverse, if that was added, and how many a reranker reads again,
-    if the run has one, and how much these count; and last, if they were added, trees are fitted to the best
-    candidates. Several processes (``torchrun``) share the queries; the main
-    one adds and drops signals, and writes.
+    Then how many of the best are scored in reverse, if that was added, and how much that counts; and last, if
+    they were added, trees are fitted to the best candidates. Several processes (``torchrun``) share the
+    queries; the main one adds and drops signals, and writes.
 
     Args:
-        add: first train a signal beside the model, such as "kge", or several; "reranker" takes one from
-            ``source``; "reverse" asks the best candidates back, "conditional" reads their names token by
-            token, and "trees" ranks them by trees that LightGBM fits to validation: where these alone are
-            added or dropped, the weights of signals stay.
-        drop: first remove a signal or several, the reranker, or one of these three.
+        add: first train a signal beside the model, such as "kge", or several; "reverse" asks the best
+            candidates back, "conditional" reads their names token by token, and "trees" ranks them by trees
+            that LightGBM fits to validation: where these alone are added or dropped, the weights of signals
+            stay.
+        drop: first remove a signal or several, or one of these three.
         source: a run of the same graph to copy the signal from, instead of training it.
         config, settings: settings of the added signal, such as ``kge={"epochs": 30}``; or ``set_``: a list of
             "KEY=VALUE".
-        overwrite: replace a signal or reranker that the run has already.
-        candidates: how many are scored in reverse or reranked at most; None is reranking.candidates.
-        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for reranking.
+        overwrite: replace a signal that the run has already.
+        candidates: how many are scored in reverse at most; None is reverse.candidates.
+        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for second stages.
 
     Returns:
         The figures of each stage on validation, as of :func:`kgmlm.training.second_stages.tune`.
@@ -295,8 +261,8 @@ def tune(
         _change(folder, dropping, additions, device, watch)
     world.wait()
     folder = open_folder(folder.path)
-    if candidates is not None and not any(wants.values()) and folder.reranker is None:
-        raise RunError(f"--candidates is of reranking, and {folder.path} does not rerank")
+    if candidates is not None and not any(wants.values()):
+        raise RunError(f"--candidates is of second stages, and {folder.path} has none")
 
     changed = {*as_names(add), *dropping}
     begin: Stage = ""
@@ -327,108 +293,12 @@ def _change(
     device: str | None,
     watch: Watcher,
 ) -> None:
-    """Drop some signals or the reranker of a run, then add others."""
+    """Drop some signals of a run, then add others."""
     check_parts(run, dropping)
     for name in dropping:
         drop_part(run, name)
     for added in additions:
-        if added.name == RERANKER and isinstance(added.source, Run | str | Path):
-            take_reranker(run, added.source)
-        else:
-            add_signal(run, added, device, watch)
-
-
-@writes_run
-def rerank(
-    run: Run | str | Path,
-    *,
-    config: str | Path | None = None,
-    model: str | Path | None = None,
-    max_steps: int | None = None,
-    decay: float | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    candidates: int | None = None,
-    max_triples: int | None = None,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-    **settings: Any,
-) -> dict[str, float]:
-    """Train a second model that reads the best candidates of a run again, and choose how it is used.
-
-    Args:
-        config, settings: as of :func:`~kgmlm.training.train.train`; by default those of the run, for one
-            epoch.
-        model: begin with another masked LM than the run's own.
-        max_steps, decay, resume, overwrite: as of :func:`~kgmlm.training.train.train`.
-        candidates, max_triples: as of :func:`tune`.
-
-    Returns:
-        ``mrr``, ``hits_at_1`` and ``hits_at_10`` on validation, ``k`` and ``weight`` that were chosen, and
-        ``mrr_first`` without reranking.
-
-    Raises:
-        RunError: when there is nothing to choose on, or a reranker already.
-        Interrupted: when a signal stopped it; ``resume=True`` continues.
-    """
-    check_numbers(max_steps=(max_steps, 1), candidates=(candidates, 1), max_triples=(max_triples, 0))
-    check_end(decay, resume, overwrite)
-    if resume and model is not None:
-        raise RunError("--model begins a reranker; --resume continues the one that is there")
-    path = path_of(run)
-    return train_reranker(
-        path,
-        as_assignments(settings),
-        f"kgmlm rerank {shlex.quote(str(path))} --resume",
-        RerankerTraining(None if model is None else str(model), max_steps, decay, resume, overwrite, device),
-        config=path_if(config, "a settings file"),
-        candidates=candidates,
-        max_triples=max_triples,
-        watch=watcher_of(progress),
-    )
-
-
-@dataclass(frozen=True)
-class RerankerTraining:
-    """Options of training a reranker: those of :func:`rerank`, and ``seconds``, a limit of time."""
-
-    model: str | None = None
-    max_steps: int | None = None
-    decay: float | None = None
-    resume: bool = False
-    overwrite: bool = False
-    device: str | None = None
-    seconds: float | None = None
-
-
-def train_reranker(
-    path: Path,
-    assignments: Sequence[str],
-    resume_command: str,
-    how: RerankerTraining,
-    *,
-    config: Path | None = None,
-    candidates: int | None = None,
-    max_triples: int | None = None,
-    watch: Watcher,
-) -> dict[str, float]:
-    """:func:`rerank` as a part of any job that writes the run; ``resume_command`` continues it."""
-    folder = open_folder(path)
-    _check_reranker(folder, how.resume, how.overwrite)
-    trained_by = _reranker_settings(folder, config, assignments, how.resume)
-    quiet_transformers()
-    if config or assignments:  # what is given now goes before what it was begun with
-        how = replace(how, max_steps=how.max_steps or trained_by.training.max_steps)
-    if how.decay is not None and _is_trained(folder):
-        raise RunError(f"the reranker of {path} has finished; --decay would end its training")
-    # What was killed between training and choosing continues with choosing.
-    if not (how.resume and _is_trained(folder) and RERANKING not in folder.tuned.uses):
-        _train_reranker(folder, trained_by, how, resume_command, watch)
-    folder = folder.now()
-    precision = open_folder(folder.path / RERANKER).settings.training.precision
-    reduced = "bf16" if precision == "bf16" else "fp32"
-    found = choose(folder, max_triples, candidates, reduced, 64, how.device, watch, only="reranking")
-    return found["reranking"]
+        add_signal(run, added, device, watch)
 
 
 def choose(
@@ -467,10 +337,7 @@ def choose(
     ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
     before = run.tuned if run.has_weights else None
     uses = dict(before.uses) if before else {}
-    before_it = only in SECOND and SECOND.index(only) > SECOND.index(RERANKING)
-    reads = run.reranker is not None and (RERANKING in uses or not before_it)
-    has = {name: name in uses for name in FITTED} | {RERANKING: reads}
-    has |= dict(wanted or {})
+    has = {name: name in uses for name in FITTED} | dict(wanted or {})
     if only == "signals":
         has = dict.fromkeys(has, False)
     if has[TREES] and not (wanted or {}).get(TREES):
@@ -480,9 +347,7 @@ def choose(
         ranker = ranker.with_stage(ReverseScoring(uses.get(REVERSE, never)))
     if has[CONDITIONAL]:
         ranker = ranker.with_stage(Conditional(uses.get(CONDITIONAL, never)))
-    if has[RERANKING]:
-        ranker = ranker.with_stage(run.cross_encoding(uses.get(RERANKING, never), ranker.reader.model.device))
-    training = (open_folder(run.path / RERANKER) if has[RERANKING] else run).settings.training
+    training = run.settings.training
     few = training.eval_triples if max_triples is None else max_triples
     side = run.settings.training.side
     protocol = Protocol(split="valid", max_triples=max_triples or 0, side=side)
@@ -497,7 +362,7 @@ def choose(
             protocol,
             watch,
             begin="" if weighs else only,
-            reranking=again,
+            second=again,
             candidates=candidates,
             batch_size=batch_size,
         )
@@ -541,94 +406,3 @@ def complete_text(path: Path, watch: Watcher) -> None:
         found = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
         watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
     run.update(best_valid_mrr=run.tuned.by["valid"]["text"]["mrr"])
-
-
-def _check_reranker(run: RunFolder, resumed: bool, overwrite: bool) -> None:
-    """Refuse to rerank what cannot be, and to replace unasked a reranker that is there."""
-    files.check_writable(run.path / "run.json")
-    if not run.graph.has("valid"):
-        raise RunError(f"{run.path} has no validation triples to choose candidates and weight on")
-    folder = run.path / RERANKER
-    files.refuse_link(folder)
-    if resumed and not (folder / "run.json").is_file():
-        raise RunError(f"{run.path} has no reranker to resume; `kgmlm rerank {quoted(run.path)}` trains one")
-    if not (resumed or overwrite) and (folder / "run.json").is_file() and not is_blank(folder):
-        raise RunError(
-            f"{run.path} has a reranker already; --resume trains it further, --overwrite replaces it, and "
-            f"`kgmlm tune {quoted(run.path)}` chooses again how it is used"
-        )
-
-
-def _is_trained(run: RunFolder) -> bool:
-    """Return whether there is nothing more to train."""
-    return run.reranker is not None and run.reranker["status"] in ENDED
-
-
-def _reranker_settings(run: RunFolder, config: Path | None, given: Sequence[str], resume: bool) -> Settings:
-    """The settings of a reranker: given ones over those of its run, for one epoch.
-
-    Raises:
-        RunError: when one that is continued was begun with others.
-    """
-    short = [] if config else ["training.epochs=1", "training.eval_every=1"]
-    settings = load_settings(config or run.path / "config.toml", [*short, *given], of_run=not config)
-    settings = settings.for_reranking()
-    if not config and "training.max_steps" not in settings_of("training", given):
-        settings = settings.without_max_steps()  # that of the run was for the run
-    if resume and (config or given):
-        folder = run.path / RERANKER
-        begun = open_folder(folder).settings
-        if settings.without_max_steps() != begun.without_max_steps():
-            raise RunError(f"{folder} was begun with other settings; see {folder}/config.toml")
-    return settings
-
-
-def _train_reranker(
-    opened: RunFolder, settings: Settings, how: RerankerTraining, resume_command: str, watch: Watcher
-) -> None:
-    """Train the reranker of a run, in a run folder of its own; ``resume_command`` continues it."""
-    from kgmlm.ranking.ranker import Use, unit
-    from kgmlm.ranking.second_stage import CrossEncoding, Reranker
-    from kgmlm.training.second_stages import choose_reranking
-    from kgmlm.training.start import resume_run, start_run
-
-    folder = opened.path / RERANKER
-    first = opened.ranker(how.device, rerank=False)
-    if how.resume:
-        trained, ranker = resume_run(folder, how.device)
-    else:
-        if how.overwrite and folder.is_dir() and not (folder / "run.json").is_file():
-            shutil.rmtree(folder)  # what is left of an older one
-        trained, ranker = start_run(
-            folder, opened.graph, how.model or str(opened.model_folder), settings, overwrite=how.overwrite
-        )
-    left = {name: use for name, use in opened.tuned.uses.items() if name != RERANKING}
-    if TREES in left:
-        left[TREES] = Use(0, 0.0)  # fitted again with it
-    opened.save_tuned(replace(opened.tuned, uses=left))  # until it is chosen how the new one is used
-    training = trained.settings.training
-    first.reduce(training.precision == "bf16")
-    side = opened.settings.training.side
-    protocol = Protocol(split="valid", max_triples=training.eval_triples, seed=training.seed, side=side)
-
-    def validation(current: Ranker) -> tuple[Mixture, dict[str, float]]:
-        reranker = Reranker.of(current.reader)
-        stage = CrossEncoding(Use(0, 0.0), reranker, unit("vector", opened.settings))
-        reranker.model.reduce(training.precision == "bf16")
-        _, found = choose_reranking(first.with_stage(stage), opened.graph, protocol, watch)
-        return current.mixture, found
-
-    bound = how.max_steps or (None if ends_by_decay(trained, how.decay) else training.max_steps)
-    train_watched(
-        trained,
-        ranker,
-        validation,
-        resume_command,
-        watch,
-        first=first,
-        max_steps=bound,
-        decay=how.decay,
-        resume=how.resume,
-        device=how.device,
-        limit=None if how.seconds is None else TimeLimit(how.seconds),
-    )

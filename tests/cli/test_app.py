@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,9 +16,6 @@ import typer
 from conftest import TINY_SETTINGS, Cli, refused
 from typer.testing import CliRunner
 
-from kgmlm.ranking.ranker import Use
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.record import began_from
 from kgmlm.signals import SIGNALS
 
 DATA = Path(__file__).parent.parent.parent / "data"
@@ -435,13 +431,6 @@ def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_p
     assert unchecked.returncode == 0, unchecked.stderr
     assert "began with models of toy that are gone" in " ".join(unchecked.stderr.split())
     assert (report["unchecked"], json.loads(unchecked.stdout)["unchecked"]) == ([], ["toy"])
-    model = str(toy_run / "model")
-    shutil.copytree(toy_run, run / "reranker")
-    open_folder(run / "reranker").update(model=model, began_from=began_from(model))
-    opened = open_folder(run)
-    opened.save_tuned(replace(opened.tuned, uses={"reranking": Use(0, 0.0)}))
-    refused(cli(*evaluate), "was trained on", "entities of 'toy'")
-    assert cli(*evaluate, "--rerank", 0).returncode == 0
 
 
 def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path: Path) -> None:

@@ -35,7 +35,6 @@ CASES: dict[tuple[str, ...], str] = {
     TRAIN: "max steps at step 1",
     ("evaluate", "run"): "toy test",
     ("rank", "run", *ASK, "-k", "2"): "(France, has the capital, ?)",
-    ("rerank", "run", "--max-steps", "1", "--max-triples", "2"): "reranking: validation MRR",
     ("tune", "run"): "text: validation MRR",
     ("index", "vectors"): "index of 31 entities",
     ("update", "run", "--triples", "triples.tsv"): "new: 0 entities, 0 relations, 1 triple",

@@ -22,7 +22,7 @@ NAMES = ("Tokyo", "東京都千代田区丸の内一丁目九番地", "🗼 towe
 
 def answers(reasons: tuple[str, ...] = ()) -> list[Prediction]:
     """Five answers with the parts of eight signals."""
-    signals = ("likelihood", "vector", "kge", "rules", "types", "biencoder", "reverse", "reranking")
+    signals = ("likelihood", "vector", "kge", "rules", "types", "biencoder", "reverse", "conditional")
     return [
         Prediction(
             n + 1, n, f"e{n}", name, 5.0 - n, n % 2 == 0, TOKENS,

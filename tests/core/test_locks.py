@@ -87,7 +87,7 @@ def test_every_command_that_writes_a_run_asks_for_the_lock(cli: Cli, toy_run: Pa
     shutil.copytree(toy_run, run)
     train = ("train", "--dataset", "toy", "--model", "scratch", *TINY_SETTINGS)
     with locked(run, "tune"):
-        for command in ("tune", "rerank", "index"):
+        for command in ("tune", "index"):
             refused(cli(command, run), "in use by another kgmlm process (tune, since ")
         refused(cli(*train, "--output", run, "--overwrite"), "in use by another")
         done = cli("rank", run, "--head", "france", "--relation", "capital", "-k", "1")

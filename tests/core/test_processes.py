@@ -19,7 +19,7 @@ from worlds import together
 
 from kgmlm.core import processes
 from kgmlm.core.arrays import IntArray, numpy
-from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, TypeSettings, VectorSettings
+from kgmlm.core.config import Protocol, TypeSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.processes import ALONE, ProcessGroup, join, sharing, speaks
 from kgmlm.core.progress import Bars, Calls, Watcher, watcher_of
@@ -27,7 +27,7 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import FOLDER, Retriever
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker
+from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.index import build_index
 from kgmlm.signals.types import Types
@@ -138,14 +138,10 @@ def test_a_model_ranks_the_same_by_two_processes(
 
 
 def everything(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranker:
-    """Likelihood, entity vectors, types and a reranker."""
+    """Likelihood, entity vectors, types and reverse scoring."""
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     ranker = ranker.with_signal(Types.fit(toy, TypeSettings()))
-    small = {"reranking": RerankingSettings(candidates=5, max_length=8), "text": TextSettings(max_length=40)}
-    reader = ranker.reader
-    settings = reader.settings.model_copy(update=small)
-    reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
-    return ranker.with_stage(CrossEncoding(Use(0, 0.0), reranker, 1.0))
+    return ranker.with_stage(ReverseScoring(Use(0, 0.0)))
 
 
 def test_processes_choose_the_weights_of_one(
@@ -172,7 +168,7 @@ def test_processes_choose_the_weights_of_one(
         mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
         assert bars["reading entities"] == len(toy.entities)
         assert ranker.vectors is not None
-        return mixture.tables, uses["reranking"], figures, numpy(ranker.vectors.all)
+        return mixture.tables, uses["reverse"], figures, numpy(ranker.vectors.all)
 
     tables, use, figures, vectors_ND = job(ALONE)
     read.clear()

@@ -138,9 +138,9 @@ def by_pykeen(graph: KnowledgeGraph, ranker: Any, *, as_pykeen_loads: bool) -> d
     return dict(results.to_flat_dict())
 
 
-@pytest.mark.parametrize("kind", ["plain", "ties", "reverse", "reranked", "retrieve", "retrieve and reverse"])
+@pytest.mark.parametrize("kind", ["plain", "ties", "reverse", "staged", "retrieve", "retrieve and reverse"])
 def test_ranks_are_those_of_pykeens_evaluator(
-    kind: str, toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], reranking_ranker: Ranker
+    kind: str, toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], staged_ranker: Ranker
 ) -> None:
     """Of every kind of run: with ties, unseen entities, constraints, a second stage, and by an index."""
     retrieval = None
@@ -148,9 +148,9 @@ def test_ranks_are_those_of_pykeens_evaluator(
     if kind == "ties":
         ranker.signals["rules"] = Rules.fit(toy, RuleSettings())
         ranker = ranker.replace(mixture=ranker.mixture.evenly("rules", 1.0)).by("rules")
-    if kind == "reranked":
-        ranker = reranking_ranker
-    if "reverse" in kind or kind == "reranked":
+    if kind == "staged":
+        ranker = staged_ranker
+    if "reverse" in kind or kind == "staged":
         ranker = ranker.with_stage(ReverseScoring(Use(20, 3.0)))
     loop_free_R = np.ones(len(toy.relations), np.bool_)
     ranker.possible = Possible(loop_free_R, (Functional.learn(toy.context),))

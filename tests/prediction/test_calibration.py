@@ -86,7 +86,7 @@ def test_a_graph_whose_corruptions_are_all_true_is_refused() -> None:
         calibrate(FakeRanker(len(graph.entities), "tied"), graph)
 
 
-def test_it_is_fitted_to_what_the_run_says_without_its_reranker(
+def test_it_is_fitted_to_what_the_run_says_without_second_stages(
     more: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True)).over(more.context)

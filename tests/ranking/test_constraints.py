@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused, vectors_of
+from doubles import Said
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.config import Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.core.config import Protocol, TextSettings, VectorSettings
 from kgmlm.core.errors import KgmlmError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import Scope
@@ -24,9 +25,9 @@ from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import Queries, Query, Target
 from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Listed, Possible
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker, Use, unit
+from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, Retriever, entity_part, retrieve_and_rank
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker, best_of
+from kgmlm.ranking.second_stage import best_of
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reader, Reading
 from kgmlm.training.weights import weigh
@@ -255,17 +256,14 @@ def test_a_shortlist_gives_it_no_place(make_ranker: Callable[..., Ranker], queri
         torch.testing.assert_close(scores.topk(5).values, exact.topk(5).values)
 
 
-def test_reranking_never_reads_it(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
+def test_a_second_stage_never_reads_it(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
     ranker = make_ranker(text=TextSettings(max_length=40))  # the model has 64 positions
     plain = _scores(ranker, queries)
     forbid(ranker)
     _, ids_BK = best_of(ranker.context, queries, _scores(ranker, queries), 5, ranker.pool())
     assert not (ids_BK == queries.entity_B[:, None]).any()
-    # The same with a reranker: unconstrained scores are those of a ranker without the constraint.
-    short = {"reranking": RerankingSettings(max_length=20)}
-    settings = ranker.reader.settings.for_reranking().model_copy(update=short)
-    reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-    ranker.stages["reranking"] = CrossEncoding(Use(5, 1.0), reranker, unit("vector", ranker.reader.settings))
+    # With a second stage, too, unconstrained scores are those of a ranker without the constraint.
+    ranker = ranker.with_stage(Said(Use(5, 1.0)))
     ((_, ruled, free),) = ranker.rank_both(queries, len(queries))
     ((_, expected),) = ranker.unconstrained().rank(queries, batch_size=len(queries))
     torch.testing.assert_close(free, expected)

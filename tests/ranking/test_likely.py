@@ -26,7 +26,7 @@ def calibration(lacking: float = 1.0, **change: Any) -> ListCalibration:
         rng.normal(size=(RELATIONS + 1, len(FEATURES))),
         rng.normal(size=(RELATIONS + 1, 3)),
     )
-    made = ListCalibration.of(Likely(scale, effects), 40, lacking, {"reverse": (5, 0.5)}, "", {"queries": 7})
+    made = ListCalibration.of(Likely(scale, effects), 40, lacking, {"reverse": (5, 0.5)}, {"queries": 7})
     return made.model_copy(update=change) if change else made
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import vectors_of
+from doubles import Said
 
 import kgmlm
-from kgmlm.core.config import KGESettings, RerankingSettings, RuleSettings, TextSettings, VectorSettings
+from kgmlm.core.config import KGESettings, RuleSettings, TextSettings, VectorSettings
 from kgmlm.core.errors import DataError, ModelError, RunError
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -19,7 +19,6 @@ from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.index import build_index
 from kgmlm.runs.opened import save_index
@@ -94,7 +93,7 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
         ("kge alone", {"likelihood", "kge"}),
         ("likelihood alone", {"likelihood"}),
         ("sum", {"likelihood", "vector"}),
-        ("reranked", {"likelihood", "vector", "reranking"}),
+        ("second stage", {"likelihood", "vector", "conditional"}),
     ],
 )
 def test_the_parts_of_an_explanation_add_up_to_the_score(
@@ -108,11 +107,8 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
         ranker.mixture = ranker.mixture.weighed("kge", table_R2, 0.5)
     if "vectors that" in case:
         ranker.mixture = ranker.mixture.weighed("vector", torch.zeros(len(toy.relations), 2), 5.0)
-    if case == "reranked":
-        small = {"reranking": RerankingSettings(max_length=16), "text": text}
-        settings = ranker.reader.settings.model_copy(update=small)
-        reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-        ranker.stages["reranking"] = CrossEncoding(Use(5, 2.0), reranker, 5.0)
+    if case == "second stage":
+        ranker = ranker.with_stage(Said(Use(5, 2.0)))
     if case.endswith("alone"):
         ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
@@ -128,7 +124,7 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
         assert p.parts["likelihood"].value == pytest.approx(
             sum(values) / (1 if case == "sum" else len(values)), abs=1e-5
         )
-    for name in parts - {"likelihood", "reranking"}:
+    for name in parts - {"likelihood", "conditional"}:
         assert len({p.parts[name].value for p in found if p.parts}) > 10, (
             "values are told where weights are 0"
         )
@@ -139,18 +135,12 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
         assert (weights[name] == {0.0}) == (nothing.get(case) == name)
 
 
-@pytest.mark.parametrize("damaged", ["model", "vector", "reranker", "model by index", "vector by index"])
+@pytest.mark.parametrize("damaged", ["model", "vector", "model by index", "vector by index"])
 def test_scores_that_are_no_numbers_are_refused(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, damaged: str
 ) -> None:
     ranker = make_ranker(TextSettings(max_length=40), VectorSettings(enabled=True))
     retrieval = None
-    if damaged == "reranker":
-        small = ranker.reader.settings.model_copy(update={"reranking": RerankingSettings(max_length=16)})
-        model = copy.deepcopy(ranker.reader.model)
-        model.decoder[0].data.fill_(float("nan"))
-        reranker = Reranker(ranker.context, ranker.reader.tokenizer, model, small)
-        ranker.stages["reranking"] = CrossEncoding(Use(5, 1.0), reranker, 1.0)
     if damaged.endswith("by index"):
         pytest.importorskip("faiss")
         retrieval = Retrieval(build_index(ranker, toy), 31)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.core.config import RerankingSettings, RuleSettings, TextSettings, VectorSettings
+from kgmlm.core.config import RuleSettings, TextSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.entities import RelationTable
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Ranker, Use, unit
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker, ReverseScoring
+from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.signals.rules import Rules
 
 
@@ -129,32 +129,6 @@ def test_relations_weigh_vectors_by_themselves(
     torch.testing.assert_close(scores_of(weighed, queries), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(
         scores_of(weighed.by("vector"), queries), alone["vector"], atol=1e-5, rtol=1e-5
-    )
-
-
-def test_reranking_is_on_the_scale_of_the_scores(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
-) -> None:
-    ranker = make_ranker(vector=VectorSettings(enabled=True))
-    small = {"reranking": RerankingSettings(neighbors=2, max_length=16), "text": TextSettings(max_length=40)}
-    settings = ranker.reader.settings.model_copy(update=small)
-    reranker = Reranker(toy.context, ranker.reader.tokenizer, ranker.reader.model, settings)
-    one = unit("vector", ranker.reader.settings)
-    reranking = CrossEncoding(Use(3, 1.0), reranker, one)
-    queries, _ = toy.queries("test")
-    ids_BK = np.tile([3, 1, 4], (len(queries), 1))
-    plain = reranking.score(ranker, queries, ids_BK)
-    np.testing.assert_allclose(plain, reranker.score(queries, ids_BK), rtol=1e-5)
-    table_R2 = torch.full((len(toy.relations), 2), 8 * one)
-    weighed = ranker.mixture.weighed("vector", table_R2, 2 * one)
-    np.testing.assert_allclose(
-        reranking.score(ranker.replace(mixture=weighed), queries, ids_BK),
-        plain * (1 + 8) / (1 + 2),
-        rtol=1e-5,
-    )
-    even = ranker.mixture.evenly("vector", 2 * one)
-    np.testing.assert_allclose(
-        reranking.score(ranker.replace(mixture=even), queries, ids_BK), plain, rtol=1e-5
     )
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
+from doubles import Said
 
 import kgmlm
-from kgmlm.core.config import KGESettings, Protocol, RerankingSettings, TextSettings, VectorSettings
+from kgmlm.core.config import KGESettings, Protocol, TextSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -25,7 +26,7 @@ from kgmlm.ranking import second_stage
 from kgmlm.ranking.constraints import MISSED, Possible
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import BEST, Ranker, Use
-from kgmlm.ranking.second_stage import FLOOR, CrossEncoding, Reranker, ReverseScoring
+from kgmlm.ranking.second_stage import FLOOR, ReverseScoring
 from kgmlm.runs.folder import open_folder
 from kgmlm.runs.record import TunedWeights
 from kgmlm.signals.kge import KGE
@@ -193,11 +194,8 @@ def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: Knowledge
 
 
 def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    small = {"reranking": RerankingSettings(max_length=16), "text": TextSettings(max_length=40)}
-    settings = ranker.reader.settings.model_copy(update=small)
-    reranker = Reranker(ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings)
     asking = ranker.with_stage(ReverseScoring(Use(5, 0.5)))
-    both = asking.with_stage(CrossEncoding(Use(5, 2.0), reranker, 5.0))
+    both = asking.with_stage(Said(Use(5, 2.0)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     said = []
     for found_by in (asking, both):
@@ -208,7 +206,7 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
     assert said[1].keys() == said[0].keys()
     for i, parts in said[1].items():
         assert parts["reverse"].value == pytest.approx(said[0][i]["reverse"].value, abs=1e-4)
-    assert max(parts["reranking"].value for parts in said[1].values()) > 0.001
+    assert max(parts["conditional"].value for parts in said[1].values()) > 0.001
 
 
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
@@ -227,9 +225,9 @@ def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_
 def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(toy_vector_run, tmp_path / "run")
     refused(cli("tune", run, "--drop", "reverse"), "does not score in reverse", "reverse")
-    refused(cli("tune", run, "--candidates", 3), "does not rerank")
+    refused(cli("tune", run, "--candidates", 3), "--candidates is of second stages")
     refused(cli("tune", run, "--add", "reverse", "--set", "kge.epochs=1"), "say how to --add a signal")
-    refused(cli("evaluate", run, "--rerank", 4), "has no reranker", "--add reverse")
+    refused(cli("evaluate", run, "--rerank", 4), "has no second stage", "--add reverse")
     done = cli("tune", run, "--add", "reverse", "--candidates", 6)
     assert "without reverse" in done.stdout, done.stderr
     opened = open_folder(run)

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from doubles import Said, arbitrary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgmlm.graphs.entities import EntityTable
-from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.core.config import TextSettings
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
-from kgmlm.ranking.second_stage import CrossEncoding, best_of
+from kgmlm.ranking.second_stage import Conditional, best_of
 from kgmlm.runs.index import build_index
 from kgmlm.signals.base import Pool
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 
 
 @pytest.fixture
-def ranker(reranking_ranker: Ranker) -> Ranker:
-    return reranking_ranker
+def ranker(staged_ranker: Ranker) -> Ranker:
+    return staged_ranker
 
 
 def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    stage = ranker.stages["reranking"]
-    assert isinstance(stage, CrossEncoding)
     queries, _ = toy.queries("test")
     known = 0
     for rows, _, said in ranker.signal_scores(queries):
@@ -46,7 +45,7 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
             assert int(gained.sum()) >= 4, "the worst read gains nothing"
             ahead = before[b] >= before[b, leading].min()
             assert after[b, ahead].min() > after[b, ~ahead].max()
-            read = stage.reranker.score(queries[rows][np.array([b])], leading.numpy()[None])[0]
+            read = torch.from_numpy(arbitrary(queries[rows][np.array([b])], leading.numpy()[None])[0])
             gain = 2 * (read - read.min())
             close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
             close(after[b, leading], before[b, leading] + gain)
@@ -56,24 +55,13 @@ def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) 
     assert known > 0, "training answers were among the best"
 
 
-class Drawn:
-    """A reranker that says anything."""
-
-    def __init__(self, context: ContextGraph, seed: int) -> None:
-        self.context = context
-        self.rng = np.random.default_rng(seed)
-
-    def score(self, queries: Queries, ids_BK: np.ndarray[Any, Any], *_: Any) -> torch.Tensor:
-        return torch.from_numpy(self.rng.normal(0, 9, ids_BK.shape)).float()
-
-
 @settings(max_examples=30)
 @given(st.integers(0, 999), st.integers(1, 31), st.sampled_from([0.1, 1.0, 50.0]), st.booleans())
 def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order(
     toy: KnowledgeGraph, seed: int, k: int, weight: float, tied: bool
 ) -> None:
-    reranker: Any = Drawn(toy.context, seed)
-    made = CrossEncoding(Use(k, weight), reranker, 1.0)
+    rng = np.random.default_rng(seed)
+    made = Said(Use(k, weight), lambda queries, ids_BK: rng.normal(0, 9, ids_BK.shape).astype(np.float32))
     queries = toy.queries("train")[0][np.arange(12)]
     generator = torch.Generator().manual_seed(seed)
     before = torch.randn(12, len(toy.entities), generator=generator)
@@ -94,9 +82,9 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
 
 
 def test_no_more_is_read_at_once_than_asked(
-    ranker: Ranker, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ranker.reranks
+    ranker = make_ranker(TextSettings(max_length=40)).with_stage(Conditional(Use(5, 2.0)))
     queries = toy.queries("test")[0][np.arange(8)]
     whole = dict(_rows(ranker, queries))
     sizes: list[int] = []
@@ -180,15 +168,3 @@ def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> Non
     queries, _ = toy.queries("test")
     for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-3, rtol=1e-4)
-
-
-def test_new_entities_are_read_like_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    wider = toy.extended(EntityTable(["q1"], ["Atlantis"], ["a lost city"]))
-    twin = ranker.over(wider.context)
-    assert twin.uses == ranker.uses
-    reranker, over = (cast(CrossEncoding, of.stages["reranking"]).reranker for of in (ranker, twin))
-    queries = toy.queries("test")[0][np.arange(3)]
-    ids = np.array([[0, 1]] * 3)
-    torch.testing.assert_close(over.score(queries, ids), reranker.score(queries, ids))
-    new = over.score(queries, np.full((3, 1), len(toy.entities)))
-    assert new.isfinite().all()

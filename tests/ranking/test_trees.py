@@ -546,11 +546,3 @@ def test_one_triple_teaches_nothing(trained: Path, tmp_path: Path) -> None:
     found = kgmlm.tune(run, add="trees", max_triples=1, progress=False)["trees"]
     assert (found["k"], found["mrr"]) == (0, found["mrr_first"])
     assert not open_folder(run).tuned.active
-
-
-@pytest.mark.slow
-def test_a_reranker_has_the_trees_fitted_again(with_trees: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(with_trees, tmp_path / "run")
-    kgmlm.rerank(run, max_steps=1, candidates=3, max_triples=20, progress=False)
-    assert set(open_folder(run).tuned.uses) == {"reranking", "trees"}
-    assert open_folder(run).tuned.by["valid"]["trees"]["k"] in (0, 100)

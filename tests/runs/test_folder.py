@@ -41,16 +41,16 @@ def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
     assert len(run.ranker("cpu").reader.names) == len(run.graph.entities)
 
 
-def test_a_new_model_is_not_reranked_by_what_was_chosen_for_the_old_one(
+def test_a_new_model_has_no_second_stage_that_was_chosen_for_the_old_one(
     toy_run: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    run.save_tuned(replace(run.tuned, uses={"reranking": Use(3, 1.0)}))
-    assert run.tuned.uses["reranking"] == Use(3, 1.0)
+    run.save_tuned(replace(run.tuned, uses={"reverse": Use(3, 1.0)}))
+    assert run.tuned.uses["reverse"] == Use(3, 1.0)
     scores_digest = run.scores_digest
     run.save_model(run.ranker("cpu", rerank=False))
-    assert "reranking" not in open_folder(run.path).tuned.uses
+    assert "reverse" not in open_folder(run.path).tuned.uses
     assert run.scores_digest != scores_digest
 
 
@@ -61,33 +61,23 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.copytree(toy_run, base)
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    assert run.past(reranked=True) == ([], [])
-    shutil.copytree(toy_run, run.path / "reranker")
-    reranker = open_folder(run.path / "reranker")
-    reranker.update(model=str(run.model_folder), began_from=began_from(str(run.model_folder)))
-    shutil.move(run.path, tmp_path / "moved")
-    run = open_folder(tmp_path / "moved")
-    assert run.past(reranked=True) == ([], []), "its reranker began with the run itself, wherever it is"
+    assert run.past() == ([], [])
     run = run.update(command="another")
     model = str(base / "model")
     run = run.update(model=model, began_from=began_from(model))
-    reranker = open_folder(run.path / "reranker").update(model=model, began_from=None)
-    for reranked in (False, True):
-        (graph,), gone = run.past(reranked)
-        assert graph.same(run.graph)
-        assert gone == []
-    reranker.update(model=model, began_from=began_from(model))
-    assert len(run.past(reranked=True)[0]) == 1, "the same run is read once"
+    (graph,), gone = run.past()
+    assert graph.same(run.graph)
+    assert gone == []
     shutil.rmtree(base)
-    assert run.past(reranked=True) == ([], []), "the run has the triples of the built-in dataset, too"
+    assert run.past() == ([], []), "the run has the triples of the built-in dataset, too"
     shutil.copytree(toy_vector_run, base)
     run = run.update(dataset="mine")
-    assert run.past(reranked=True) == ([], ["toy"]), "another run is there now"
+    assert run.past() == ([], ["toy"]), "another run is there now"
     shutil.rmtree(base)
     shutil.copytree(toy_run, base)
-    assert len(run.past(reranked=True)[0]) == 1
+    assert len(run.past()[0]) == 1
     (base / "graph" / "triples.arrow").write_bytes(b"PAR1")
-    assert run.past(reranked=True) == ([], ["toy"]), "what cannot be read cannot be checked"
+    assert run.past() == ([], ["toy"]), "what cannot be read cannot be checked"
 
 
 def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_each_way_has_words_of_its_own() -> None:
 def test_what_a_run_does_not_have_is_refused(toy_run: Path) -> None:
     run = open_folder(toy_run)
     for way, message in (
-        (RankingOptions(rerank=5), "has no reranker.*--add reverse"),
+        (RankingOptions(rerank=5), "has no second stage.*--add reverse"),
         (RankingOptions("likelihood", rerank=5), "goes with --scores all or text"),
         (RankingOptions("vector"), "no entity vectors"),
     ):

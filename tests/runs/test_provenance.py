@@ -22,7 +22,7 @@ def test_a_model_is_recorded_by_a_path_that_holds_anywhere(
     assert run.record["model"] == str(toy_run / "model")
     run = run.update(command="another")
     monkeypatch.chdir("/")
-    (graph,), gone = run.past(reranked=False)
+    (graph,), gone = run.past()
     assert graph.same(toy)
     assert gone == []
     assert [model_address(x) for x in ("scratch", "bert-base-uncased")] == ["scratch", "bert-base-uncased"]

@@ -11,7 +11,7 @@ from conftest import without_digests
 from kgmlm.core.errors import KgmlmError
 from kgmlm.runs.folder import open_folder
 
-RECIPE = {"preset": "best", "stages": ["text"], "reranker_epochs": 1.0}
+RECIPE = {"preset": "best", "stages": ["text"]}
 RECORD: dict[str, tuple[Any, str]] = {
     "span_length": (0, "'span_length' is 0"),
     "span_length ": (-3, "'span_length' is -3"),

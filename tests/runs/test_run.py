@@ -25,7 +25,7 @@ def run(toy_run: Path) -> Run:
 def test_opening_loads_no_model_and_prints_nothing(toy_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = kgmlm.open_run(toy_run)
     assert "predictor" not in vars(opened)
-    assert "toy, finished" in repr(opened)
+    assert "finished; toy: 31 entities" in repr(opened)
     assert str(toy_run) in opened._repr_html_()
     with pytest.raises(QueryError, match="no entity has the label or name"):
         opened.rank(head="Frnace", relation="capital", k=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed("vector", torch.rand(3, 2),
 
 
 def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
-    for uses in ({}, {"reranking": Use(0, 0.0)}, {"reverse": Use(20, 0.125), "trees": Use(100, 1.5)}):
+    for uses in ({}, {"conditional": Use(0, 0.0)}, {"reverse": Use(20, 0.125), "trees": Use(100, 1.5)}):
         chosen = TunedWeights(
             MIXED, uses, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
         )
@@ -41,7 +40,7 @@ def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
         ({"signals": {"likelihood": {"average": 1.0, "weights": [[1.0, 1.0]]}}}, "3 relations"),
         ({"signals": {"likelihood": {"average": 1.0, "weights": [[1.0]] * 3}}}, "weights"),
         ({"signals": {"likelihood": {"average": 1e308, "weights": [[1e308, 1.0]] * 3}}}, "too large"),
-        ({"reranking": {"k": -1, "weight": 1.0}}, "'reranking.k'"),
+        ({"reverse": {"k": -1, "weight": 1.0}}, "'reverse.k'"),
         ({"chosen_for": {"likelihood": "x"}}, "'chosen_for.likelihood'"),
         ({"more": 1}, "'more'"),
     ],
@@ -59,14 +58,10 @@ def test_others_than_it_was_chosen_for_are_named() -> None:
     chosen = TunedWeights(MIXED, of={"likelihood": "a", "kge": "b"})
     chosen.check({"likelihood": "a", "kge": "b"}, Path("runs/x"))
     chosen.check({"likelihood": "a", "kge": "c"}, Path("runs/x"), but=["kge"])
-    trained_on = TunedWeights(MIXED, of={"likelihood": "a", "reranker": "d"})
-    trained_on.check({"likelihood": "a"}, Path("runs/x"))
-    with pytest.raises(RunError, match="reranker that"):
-        replace(trained_on, uses={"reranking": Use(20, 0.5)}).check({"likelihood": "a"}, Path("runs/x"))
     for now, named in (
         ({"likelihood": "a", "kge": "c"}, "kge that"),
         ({"likelihood": "a"}, "kge that"),
-        ({"likelihood": "x", "kge": "b", "reranker": "d"}, "likelihood and reranker that"),
+        ({"likelihood": "x", "kge": "b", "rules": "d"}, "likelihood and rules that"),
     ):
         with pytest.raises(RunError, match=f"{named} it has now; `kgmlm tune runs/x`"):
             chosen.check(now, Path("runs/x"))

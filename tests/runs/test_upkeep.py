@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,6 @@ from kgmlm.runs.opened import open_ranker
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.record import ENDED, check_output, check_result, steady, writing
 from kgmlm.text.torch_model import SpanModel, load_model
-
-
-def test_a_reranker_is_written_under_the_lock_of_its_run(toy_run: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(toy_run, run)
-    shutil.copytree(toy_run, run / "reranker")
-
-    def write() -> None:
-        with writing(run / "reranker", "train"):
-            pass
-
-    with writing(run, "rerank"), ThreadPoolExecutor() as others:
-        write()  # a job that this one does
-        with pytest.raises(RunError, match="in use"):
-            others.submit(write).result()
 
 
 @pytest.mark.parametrize("own", ["run.json", "config.toml", "model/model.safetensors", "graph/new.json"])
@@ -136,12 +120,11 @@ def test_a_writer_removes_what_a_kill_has_left(toy_run: Path, tmp_path: Path) ->
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     left = ("checkpoints/step-00000009/model", "checkpoints/.step-00000009.ab.kgmlm-part",
-            "index/.entity.ab.kgmlm-part", "reranker/.model.ab.kgmlm-part",
+            "index/.entity.ab.kgmlm-part",
             "signals/.kge.safetensors.ab.kgmlm-part",
             "model/.entity_vectors.safetensors.ab.kgmlm-part")  # fmt: skip
     for name in left:
         (run / name).mkdir(parents=True)
-    shutil.copy(run / "run.json", run / "reranker" / "run.json")
     (tmp_path / ".run.ab.kgmlm-part").mkdir()
     others = tmp_path / ".run.old"
     others.mkdir()

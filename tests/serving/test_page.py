@@ -124,7 +124,7 @@ def test_an_explored_query_is_what_explain_says(client: TestClient, folder: Path
 def test_each_signal_has_a_name_and_a_color() -> None:
     page = Path(kgmlm.__file__).parent / "serving" / "page"
     words, style = ((page / name).read_text("utf-8") for name in ("words.js", "style.css"))
-    for name in (*SIGNALS, "reverse", "reranking"):
+    for name in (*SIGNALS, "reverse", "conditional", "trees"):
         assert f'  {name}: "' in words
         assert f".s-{name} {{ background: var(--s-{name}); }}" in style
         assert style.count(f"--s-{name}: ") == 2, "a light one and a dark one"

@@ -27,17 +27,16 @@ from kgmlm.runs.packs import find_pack, read_card, unpack
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.text.reader import Reading
-from kgmlm.training.tune import take_reranker
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "run"
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with vectors, KGE and a reranker."""
+    """A run with vectors, KGE and reverse scoring."""
     path = tmp_path_factory.mktemp("packs") / "whole"
     shutil.copytree(GOLDEN, path)
-    open_folder(path / "reranker").update(model=str(path / "model"))
+    open_folder(path).update(model=str(path / "model"))
     return path
 
 
@@ -60,7 +59,7 @@ def scores(run: object) -> torch.Tensor:
 def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path) -> None:
     file = kgmlm.pack(whole, tmp_path / "small.kgmlm", progress=False)
     opened = open_folder(file, verify=True)
-    assert set(opened.tuned.of) == {"likelihood", "vector", "kge", "reranker"}
+    assert set(opened.tuned.of) == {"likelihood", "vector", "kge"}
     assert opened.tuned.uses == open_folder(whole).tuned.uses
     assert opened.graph.same(open_folder(whole).graph)
     before, after = scores(whole), scores(file)
@@ -72,7 +71,7 @@ def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path
     assert (folder / "run.json").stat().st_mtime_ns == stamp, "unpacked once"
     assert kgmlm.pack(whole, tmp_path / "again.kgmlm", progress=False).read_bytes()
     assert read_card(file) == {"dataset": "toy"}
-    text = zipfile.ZipFile(file).read("reranker/run.json").decode()
+    text = zipfile.ZipFile(file).read("run.json").decode()
     assert json.loads(text)["model"] == "model", "no path of one machine"
 
 
@@ -109,7 +108,7 @@ def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
     kgmlm.tune(run, add="rules", max_triples=5, progress=False)
     file = kgmlm.pack(run, tmp_path / "small.kgmlm", kge=False, progress=False)
     opened = open_folder(file, verify=True)
-    assert set(opened.tuned.of) == {"likelihood", "vector", "rules", "reranker"}
+    assert set(opened.tuned.of) == {"likelihood", "vector", "rules"}
     before, after = (x.untuned("cpu", ("kge",)).signals["rules"] for x in (open_folder(run), opened))
     queries, _ = opened.graph.queries("test")
     pool = Pool(len(opened.graph.entities))
@@ -127,7 +126,7 @@ def test_commands_take_a_pack_by_its_name(cli: Cli, whole: Path, tmp_path: Path)
     assert json.loads(cli("evaluate", "golden", "--json", "-q").stdout)["metrics"]["mrr"] > 0
     assert cli("info", "golden").returncode == 0
     assert cli("linearize", "golden", "--head", "france", "--relation", "capital").returncode == 0
-    for command in ("tune", "rerank", "index"):
+    for command in ("tune", "index"):
         refused(cli(command, "golden"), "is a pack, which is not written to", "kgmlm unpack golden")
     refused(cli("train", "--output", "golden", "--resume"), "is a pack, which is not trained")
     done = cli("unpack", "golden", "--output", tmp_path / "run")
@@ -204,12 +203,6 @@ def test_of_several_that_open_a_pack_first_one_unpacks_it(
         found = {future.result() for future in [pool.submit(opened) for _ in range(4)]}
     assert len(found) == len(written) == 1
     assert scores(found.pop()).isfinite().all()
-
-
-def test_a_pack_lends_its_reranker(whole: Path, tmp_path: Path) -> None:
-    pack = kgmlm.pack(whole, tmp_path / "a.kgmlm", progress=False)
-    take_reranker(open_folder(shutil.copytree(whole, tmp_path / "copy")), pack)
-    assert open_folder(tmp_path / "copy" / "reranker").record["status"] == "finished"
 
 
 def test_a_run_is_packed_from_within(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,19 +201,6 @@ def _train_again(run: Path) -> None:
         raise Bad(f"--resume has exit code {done.returncode}: {done.stderr}")
 
 
-def _rerank_again(run: Path) -> None:
-    """As the messages say: begin, else resume."""
-    done = None
-    for further in ((), ("--resume",)):
-        done = call("rerank", run, "-q", *(() if further else RERANK), *further)
-        if not done.returncode or "has finished already" in done.stderr:
-            return
-        if done.returncode != 2:
-            break
-    assert done is not None
-    raise Bad(f"rerank has exit code {done.returncode}: {done.stderr}")
-
-
 def _losses(path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [{k: v for k, v in row.items() if k != "minutes"} for row in rows]
@@ -239,7 +226,6 @@ def _members(pack: Path) -> dict[str, int]:
 
 ADD = ("--add", "kge", "--set", "kge.dimension=8", "--set", "kge.epochs=20")
 LISTED = ("--known", "valid", "--min-probability", "0", "--part-size", "8", "-q")
-RERANK = ("--set", "reranking.candidates=4", "--set", "training.checkpoint_minutes=0.001")
 COMMANDS = {
     "train": Kind(
         "",
@@ -252,16 +238,6 @@ COMMANDS = {
         lambda run: ["tune", run, "-q", *ADD],
         lambda run: must("tune", run, "-q", *ADD, "--overwrite"),
         lambda run: (_tensors(run / KGE.file), open_folder(run).tuned.mixture.tables["kge"].tolist()),
-    ),
-    "rerank": Kind(
-        "trained",
-        lambda run: ["rerank", run, "-q", *RERANK],
-        _rerank_again,
-        lambda run: (
-            _losses(run / "reranker" / "metrics.jsonl"),
-            _model(run / "reranker" / "model"),
-            open_folder(run).tuned.uses.get("reranking"),
-        ),
     ),
     "index": Kind(
         "trained",

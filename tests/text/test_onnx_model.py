@@ -41,7 +41,7 @@ NEW = EntityTable(["atlantis"], ["Atlantis"], ["a country under the sea"])
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with vectors, ComplEx, rules, types, a reranker that is not used, and the structure."""
+    """A run with vectors, ComplEx, rules, types, and the structure."""
     path = Path(shutil.copytree(GOLDEN / "run", tmp_path_factory.mktemp("ready") / "run"))
     run = kgmlm.open_run(path).folder
     run.save_signal(Rules.fit(run.graph, RuleSettings()))
@@ -147,8 +147,8 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     assert computed_by(run, RankingOptions(runtime="auto"))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="auto", device="cpu"))[0] == "onnx"
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture, {"reranking": Use(3, 1.0)}))
-    assert "runs no reranker" in computed_by(run, RankingOptions(runtime="onnx"))[1]
+    run.save_tuned(TunedWeights(run.tuned.mixture, {"conditional": Use(3, 1.0)}))
+    assert "reads no names token by token" in computed_by(run, RankingOptions(runtime="onnx"))[1]
     assert computed_by(run, RankingOptions(runtime="auto", rerank=5))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="onnx", rerank=0))[0] == "onnx"
     run.save_tuned(TunedWeights(run.tuned.mixture, {"reverse": Use(3, 1.0)}))

@@ -166,19 +166,6 @@ def test_heads_must_divide_the_width() -> None:
         create_model(100, 0, ScratchSettings(hidden_size=30, heads=4), 64, 0)
 
 
-def test_spare_positions_change_nothing_but_how_long_texts_may_be() -> None:
-    shape = ScratchSettings(hidden_size=32, heads=2)
-    short, long = (create_model(100, 0, shape, 64, seed=3, spare=spare) for spare in (0, 40))
-    assert (short.mlm.config.max_position_embeddings, long.mlm.config.max_position_embeddings) == (64, 104)
-    short.eval()
-    long.eval()
-    ids = torch.arange(60)[None]
-    with torch.inference_mode():
-        assert torch.equal(short.mlm(ids).logits, long.mlm(ids).logits)
-        assert long.mlm(torch.ones(1, 104, dtype=torch.long)).logits.isfinite().all()
-    assert all(p.requires_grad for p in long.mlm.parameters())
-
-
 def test_code_that_comes_with_a_model_is_not_run(
     toy_tokenizer: SpanTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from kgmlm.core.config import RerankingSettings, TextSettings, TrainingSettings, VectorSettings
-from kgmlm.core.errors import ConfigError
+from kgmlm.core.config import TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.tokenization import MaskedBatch
 from kgmlm.training.objectives import OBJECTIVES, objective, streams
 from kgmlm.training.objectives.entity import RankingStream, TrainingBatch
-from kgmlm.training.objectives.reranking import PairBatch
 from kgmlm.training.objectives.streams import Stretch, Task
 
 REGISTRY = OBJECTIVES
@@ -121,19 +119,11 @@ def test_the_middle_of_a_stretch_after_others(
 
 @pytest.fixture
 def task_of(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Callable[..., Task]:
-    """A task for any objective; without entity vectors, as rerankers are, for those that rerank."""
+    """A task for any objective."""
 
     def make(name: str, vector: VectorSettings = VECTOR, **values: object) -> Task:
-        chosen = training(objective=name, epochs=2, **values)
         ranker = make_ranker(TextSettings(max_length=40, neighbors=3), vector)
-        if name != "rerank":
-            return Task(ranker, toy, chosen)
-        small = RerankingSettings(candidates=10, negatives=3, max_length=24, neighbors=2)
-        settings = ranker.reader.settings.model_copy(update={"reranking": small}).for_reranking()
-        reader = Ranker.fresh(
-            ranker.context, ranker.reader.tokenizer, ranker.reader.model, settings, ranker.reader.vocabulary
-        )
-        return Task(reader, toy, chosen, first=ranker)
+        return Task(ranker, toy, training(objective=name, epochs=2, **values))
 
     return make
 
@@ -229,18 +219,6 @@ def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
     return found
 
 
-@split.register
-def _(batch: PairBatch) -> list[tuple[Any, int]]:
-    p, ends, found = batch.pairs, batch.counts_B.cumsum(), []
-    for part in np.array_split(np.arange(len(batch.counts_B)), 2):
-        at = slice(ends[part[0]] - batch.counts_B[part[0]], ends[part[-1]])
-        texts = MaskedBatch(
-            p.input_ids_BT[at], p.attention_mask_BT[at], p.span_start_B[at], p.span_length, p.vector
-        )
-        found.append((PairBatch(texts, batch.counts_B[part]), len(part)))
-    return found
-
-
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_loss_is_the_mean_over_a_batch_however_it_is_split(task_of: Callable[..., Task], name: str) -> None:
     """Without entity vectors, which are each other's negatives: of all queries or pairs alike."""
@@ -275,5 +253,3 @@ def test_a_run_has_the_objective_of_its_settings(
         stream, losses = objective(ranker, toy, training(objective=name), (0, 1))
         found.append(losses(ranker.reader.model, next(stream.from_position(0))).item())
     assert found[0] != found[1]
-    with pytest.raises(ConfigError, match="kgmlm rerank"):
-        objective(ranker, toy, training(objective="rerank"), (0, 1))

@@ -157,7 +157,7 @@ def test_a_stage_gets_its_share_of_what_is_left(
 ) -> None:
     start_run(tmp_path / "run", toy, "scratch", settings())
     run = open_folder(tmp_path / "run")
-    run.update(onnx=False, recipe={"preset": "balanced", "stages": ["kge", "text"], "reranker_epochs": 1.0,
+    run.update(onnx=False, recipe={"preset": "balanced", "stages": ["kge", "text"],
                        "seconds": 100.0, "timed": ["kge", "text"]})  # fmt: skip
     clock = Clock(run.path, now[0])
     shares = planner.SHARES
@@ -190,7 +190,7 @@ def test_reading_comes_in_addition_to_the_share_of_the_bi_encoder(
     start_run(tmp_path / "run", toy, "scratch", settings())
     run = open_folder(tmp_path / "run")
     run.update(onnx=False)
-    run.update(recipe={"preset": "balanced", "stages": ["biencoder", "kge"], "reranker_epochs": 1.0,
+    run.update(recipe={"preset": "balanced", "stages": ["biencoder", "kge"],
                        "seconds": 100.0, "reading": 40.0, "timed": ["biencoder", "kge"]})  # fmt: skip
     clock, shares = Clock(run.path, now[0]), planner.SHARES
     part = shares["biencoder"] / (shares["biencoder"] + shares["kge"])
@@ -331,7 +331,7 @@ def test_scoring_in_reverse_is_left_out_where_too_few_triples_tell_how(
 ) -> None:
     monkeypatch.setattr(stages, "FEW", 3)
     run = kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, epochs=1, **TINY).folder
-    run.update(recipe={"preset": "best", "stages": ["text", "reverse"], "reranker_epochs": 1.0})
+    run.update(recipe={"preset": "best", "stages": ["text", "reverse"]})
     figures = stages._chosen(run.path, "reverse", 4, Hears(), 1, seconds)
     run = open_folder(run.path)
     assert ("reverse" in run.tuned.uses) == chosen

@@ -66,7 +66,7 @@ def test_more_accumulation_than_batches_is_refused(toy: KnowledgeGraph, tmp_path
     assert list(tmp_path.iterdir()) == [], "refused before anything is laid"
 
 
-@pytest.mark.parametrize("objective", ["entity", "rerank"])
+@pytest.mark.parametrize("objective", ["entity", "token"])
 def test_more_processes_than_samples_are_refused(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], objective: str
 ) -> None:

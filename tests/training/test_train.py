@@ -18,7 +18,7 @@ from conftest import Cli, refused
 
 import kgmlm
 from kgmlm.cli.app import app
-from kgmlm.core.errors import ConfigError, KgmlmError, ModelError, RunError
+from kgmlm.core.errors import ConfigError, KgmlmError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.metrics import scores_digest
 from kgmlm.graphs.entities import EntityTable
@@ -156,7 +156,6 @@ def test_settings_are_given_by_name(trained: Run) -> None:
 
 @pytest.mark.slow
 def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None:
-    """A model from scratch has no reranker by itself; here one is asked for in the record."""
     path = tmp_path / "run"
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
@@ -176,13 +175,11 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
     kge = (path / "signals" / "kge.safetensors").stat().st_mtime_ns
-    more = [*recipe["stages"], "reverse", "reranker"]
-    run.folder.update(recipe={**recipe, "stages": more, "reranker_epochs": 0.5})
+    run.folder.update(recipe={**recipe, "stages": [*recipe["stages"], "reverse"]})
     done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     assert done.folder.record["status"] == "max steps"
-    assert "reranking" in done.folder.tuned.uses
     assert "reverse" in done.folder.tuned.uses
-    assert {"types", "reverse", "reranking"} <= done.folder.tuned.by["valid"].keys()
+    assert {"types", "reverse"} <= done.folder.tuned.by["valid"].keys()
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
     own = {"length": 2, "constants": False}
     kgmlm.tune(path, add="rules", rules=own, overwrite=True, progress=False)
@@ -195,65 +192,22 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     assert {key: rules[key] for key in own} == own, "what the user trained since stays"
     assert "types" not in whole.folder.tuned.of, "what the user dropped stays away"
     assert "reverse" not in whole.folder.tuned.uses
-    with pytest.raises(RunError, match="--model begins a reranker"):
-        kgmlm.rerank(path, resume=True, model="scratch", progress=False)
-    assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     with pytest.raises(RunError, match="begun with the preset 'balanced', not 'quick'"):
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
 
 
 @pytest.mark.slow
 def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> None:
-    """The reranker is done before the text model is: it is not trained again, but chosen again."""
     path, heard = tmp_path / "run", list[str]()
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
     run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
     recipe = run.folder.record["recipe"]
-    stages = [*recipe["stages"], "reverse", "reranker"]
-    run.folder.update(recipe={**recipe, "stages": stages, "reranker_epochs": 0.01})
+    run.folder.update(recipe={**recipe, "stages": [*recipe["stages"], "reverse"]})
     kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
-    assert kgmlm.open_run(path / "reranker").folder.record["status"] == "finished"
     whole = kgmlm.train(output=path, resume=True, progress=Hears(heard))
     assert whole.folder.record["status"] == "finished"
-    assert "reranking" in whole.folder.tuned.uses
     assert "reverse" in whole.folder.tuned.uses
-    assert [sum(line.startswith(of) for line in heard) for of in ("reverse scoring ", "reranker ")] == [1, 1]
-
-
-@pytest.mark.slow
-def test_a_stage_says_how_the_whole_training_continues(tmp_path: Path) -> None:
-    """In `kgmlm train` the reranker is a stage of a run, not a training that somebody asked for."""
-    path = tmp_path / "a run"
-    heard: list[str] = []
-    hears = Hears(heard)
-
-    kgmlm.train("toy", "scratch", path, progress=False, **{**TINY, "preset": "balanced"})
-    run = kgmlm.open_run(path).folder.drop_signal("kge")  # as if it had been killed after the text model
-    recipe = run.record["recipe"]
-    run.update(recipe={**recipe, "stages": ["text", "kge", "reranker"], "reranker_epochs": 0.5})
-
-    def ctrl_c(what: str) -> None:
-        if what == "training kge":
-            raise KeyboardInterrupt
-
-    def sigterm(what: str) -> None:
-        if what == "training":
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    hears.at = ctrl_c
-    with pytest.raises(KeyboardInterrupt):
-        kgmlm.train(output=path, resume=True, progress=hears)
-    hears.at = sigterm
-    with pytest.raises(Interrupted):
-        kgmlm.train(output=path, resume=True, progress=hears)
-    assert (path / "reranker" / "run.json").is_file()
-    how = [line for line in heard if line.startswith("continue with: ")]
-    assert how == [f"continue with: kgmlm train --output '{path}' --resume"] * 2
-    hears.at = lambda what: None
-    kgmlm.train(output=path, resume=True, max_steps=1, progress=hears)
-    hint = "train further with: "
-    assert {line for line in heard if line.startswith(hint)} == {f"{hint}{how[0][15:]} --max-steps N"}
-    assert "reranking" in kgmlm.train(output=path, resume=True, progress=False).folder.tuned.uses
+    assert sum(line.startswith("reverse scoring ") for line in heard) == 1
 
 
 @pytest.mark.slow
@@ -403,9 +357,9 @@ def test_what_is_damaged_is_no_information(trained: Run, tmp_path: Path) -> None
         kgmlm.info(copy)
 
 
-def test_candidates_of_a_reranker_that_is_not_there_are_refused(trained: Run, tmp_path: Path) -> None:
+def test_candidates_of_a_stage_that_is_not_there_are_refused(trained: Run, tmp_path: Path) -> None:
     copy = shutil.copytree(trained.path, tmp_path / "copy")
-    with pytest.raises(RunError, match="--candidates is of reranking"):
+    with pytest.raises(RunError, match="--candidates is of second stages"):
         kgmlm.tune(copy, candidates=3, progress=False)
 
 
@@ -497,7 +451,7 @@ def test_numbers_that_the_command_line_refuses_are_refused(trained: Run, tmp_pat
         (lambda: kgmlm.classify(trained, [("a", "b", "c")], batch_size=-1, **quiet), "--batch-size"),
         (lambda: kgmlm.compare(trained, trained, draws=3, **quiet), "--draws"),
         (lambda: kgmlm.tune(trained, max_triples=-1, **quiet), "--max-triples"),
-        (lambda: kgmlm.rerank(trained, candidates=0, **quiet), "--candidates"),
+        (lambda: kgmlm.tune(trained, candidates=0, **quiet), "--candidates"),
         (lambda: kgmlm.report(trained, new, max_triples=0, **quiet), "--max-triples"),
         (lambda: kgmlm.data.split("toy", new, random=True, seed=-1, **quiet), "--seed"),
         (lambda: kgmlm.pack(trained, new.with_suffix(".kgmlm"), batch_size=0, **quiet), "--batch-size"),
@@ -552,30 +506,21 @@ def test_a_record_without_steps_is_shown(trained: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_signals_and_a_reranker_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
+def test_signals_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
     figures = kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)
     assert list(figures) == ["text", "kge"]
-    found = kgmlm.rerank(run, epochs=0.5, batch_size=24, progress=False)
-    assert {"mrr", "k", "weight", "mrr_first"} <= found.keys()
     about = kgmlm.info(run)
     assert set(about.signals) == {"likelihood", "vector", "kge"}
     assert about.signals["kge"]["made"]["settings"]["dimension"] == 4
-    assert about.reranking == {"k": found["k"], "weight": found["weight"]}
     with pytest.raises(RunError, match="say how to --add"):
         kgmlm.tune(run, kge={"dimension": 4}, progress=False)
-    with pytest.raises(ModelError, match="max_length"):
-        kgmlm.rerank(run, overwrite=True, text={"max_length": 8}, progress=False)
-    assert kgmlm.info(run).reranking == about.reranking, "what cannot be trained replaces nothing"
     folder = kgmlm.open_run(run).folder
     folder.save_tuned(replace(folder.tuned, mixture=folder.tuned.mixture.evenly("kge", 3.0)))
-    assert list(kgmlm.tune(run, add="reverse", progress=False)) == ["reverse", "reranking"]
-    assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["reranking"]
+    assert list(kgmlm.tune(run, add="reverse", progress=False)) == ["reverse"]
     chosen = kgmlm.open_run(run).folder.tuned
     assert chosen.mixture.averages["kge"] == 3.0, "weights of signals stay"
-    assert list(chosen.by["valid"]) == ["text", "kge", "reranking"]
-    shutil.rmtree(run / "reranker")
-    kgmlm.tune(run, add="reverse", progress=False)
+    assert list(chosen.by["valid"]) == ["text", "kge", "reverse"]
     assert list(kgmlm.tune(run, drop="reverse", progress=False)) == ["text", "kge"], "of the signals"
 
 
@@ -591,7 +536,6 @@ def test_nothing_is_dropped_when_what_is_added_is_refused(trained: Run, tmp_path
     wrongs: list[dict[str, Any]] = [
         {"add": "bogus"},
         {"add": "kge", "source": trained},
-        {"add": "reranker", "source": trained},
         {"add": "types", "types": {"nope": 3}},
         {"add": "kge", "source": run},
         {"add": "types", "kge": {"dimension": 4}},

@@ -12,8 +12,6 @@ from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import (
     KGESettings,
     Protocol,
-    RerankingSettings,
-    TextSettings,
     TypeSettings,
     VectorSettings,
 )
@@ -22,12 +20,12 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.second_stage import CrossEncoding, Reranker
+from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reading
-from kgmlm.training.second_stages import choose_reranking, tune
+from kgmlm.training.second_stages import choose_reverse, tune
 from kgmlm.training.weights import TEXT, weigh
 
 
@@ -40,7 +38,7 @@ def rivals(graph: KnowledgeGraph) -> KnowledgeGraph:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["text", "vectors", "kge", "reranking"])
+@pytest.mark.parametrize("what", ["text", "vectors", "kge", "reverse"])
 def test_no_choice_depends_on_test_triples(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, what: str
 ) -> None:
@@ -50,18 +48,13 @@ def test_no_choice_depends_on_test_triples(
         ranker = make_ranker(vector=VectorSettings(enabled=what == "vectors"))
         if what == "kge":
             ranker = ranker.with_signal(KGE.fit(toy, KGESettings(dimension=8, epochs=1)))
-        if what == "reranking":
-            small = {"reranking": RerankingSettings(candidates=5, max_length=8)}
-            settings = ranker.reader.settings.model_copy(update=small | {"text": TextSettings(max_length=40)})
-            reader = ranker.reader
-            reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
-            ranker.stages["reranking"] = CrossEncoding(Use(0, 0.0), reranker, 1.0)
-            found.append(choose_reranking(ranker, graph, protocol))
+        if what == "reverse":
+            found.append(choose_reverse(ranker, graph, protocol))
         else:
             mixture, figures = weigh(ranker, graph, protocol)
             found.append((figures, {name: table.tolist() for name, table in mixture.tables.items()}))
     assert found[0] == found[1]
-    choose: Any = choose_reranking if what == "reranking" else weigh
+    choose: Any = choose_reverse if what == "reverse" else weigh
     with pytest.raises(ConfigError, match="must not know the test triples"):
         choose(ranker, toy, Protocol(split="valid", filter=("train", "test")))
     with pytest.raises(ConfigError, match="must not know the test triples"):
@@ -174,15 +167,11 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     alternate(monkeypatch)
     relations = np.unique(toy.splits["valid"][:, 1]).tolist()
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(oracle(toy, "valid", relations))
-    small = {"reranking": RerankingSettings(candidates=5, max_length=8), "text": TextSettings(max_length=40)}
-    reader = ranker.reader
-    settings = reader.settings.model_copy(update=small)
-    reranker = Reranker(ranker.context, reader.tokenizer, reader.model, settings)
-    ranker = ranker.with_stage(CrossEncoding(Use(0, 0.0), reranker, 1.0))
+    ranker = ranker.with_stage(ReverseScoring(Use(0, 0.0)))
     before = (ranker.mixture, dict(ranker.stages), dict(ranker.signals))
     mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"))
     assert (ranker.mixture, dict(ranker.stages), dict(ranker.signals)) == before
-    assert list(figures) == ["text", "kge", "reranking"]
+    assert list(figures) == ["text", "kge", "reverse"]
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]
     assert figures["kge"]["mrr_kge"] > 0.9
     alone, of_text = weigh(
@@ -192,7 +181,7 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     ratios = (m.tables["vector"] / m.tables["likelihood"] for m in (alone, mixture))
     assert next(ratios) == pytest.approx(next(ratios), rel=1e-3), "the text ranks as without the others"
     assert mixture.signals[-1] == "kge"
-    use = uses["reranking"]
-    assert (use.k, use.weight) == (figures["reranking"]["k"], figures["reranking"]["weight"])
+    use = uses["reverse"]
+    assert (use.k, use.weight) == (figures["reverse"]["k"], figures["reverse"]["weight"])
     first = evaluate(ranker.replace(mixture=mixture).unreranked(), toy, Protocol(split="valid"))
-    assert first.report["metrics"]["mrr"] == pytest.approx(figures["reranking"]["mrr_first"])
+    assert first.report["metrics"]["mrr"] == pytest.approx(figures["reverse"]["mrr_first"])

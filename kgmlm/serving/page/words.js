@@ -10,7 +10,6 @@ export const SIGNALS = {
   linked: "already linked",
   reverse: "scored in reverse",
   conditional: "name token by token",
-  reranking: "second reading",
   trees: "decision trees",
 };
 

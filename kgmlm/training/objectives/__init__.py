@@ -15,7 +15,6 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training.objectives.entity import ENTITY, TOKEN
-from kgmlm.training.objectives.reranking import RERANK
 from kgmlm.training.objectives.streams import BatchStream, Losses, Objective, Task
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
 OBJECTIVES: dict[str, Objective[Any]] = {
     "entity": ENTITY,
     "token": TOKEN,
-    "rerank": RERANK,
 }
 
 
@@ -60,17 +58,15 @@ def objective(
     graph: KnowledgeGraph,
     settings: TrainingSettings,
     share: tuple[int, int],
-    first: Ranker | None = None,
 ) -> tuple[BatchStream[Any, Any], Losses]:
     """The stream and the loss of a run's objective.
 
     Args:
         share: (rank, world size) of this process.
-        first: what the objective "rerank" reranks.
 
     Raises:
-        ConfigError: as :func:`stream_of` says, or when the objective "rerank" has nothing to rerank.
+        ConfigError: as :func:`stream_of` says.
     """
-    task = Task(ranker, graph, settings, share, first)
+    task = Task(ranker, graph, settings, share)
     stream = stream_of(task)
     return stream, OBJECTIVES[settings.objective].losses(task, stream)

@@ -63,14 +63,12 @@ class Task:
 
     Attributes:
         share: (rank, world size) of this process, which reads a share of each batch.
-        first: what a reranker reranks.
     """
 
     ranker: Ranker
     graph: KnowledgeGraph
     settings: TrainingSettings
     share: tuple[int, int] = (0, 1)
-    first: Ranker | None = None
 
 
 class BatchStream(ABC, Generic[_Sample, _Batch]):
@@ -270,19 +268,6 @@ class Losses(Protocol):
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Go back to a checkpoint's state."""
-
-
-class Stateless:
-    """The state of losses that keep nothing beside the model."""
-
-    residuals: torch.nn.Module | None = None
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Nothing."""
-        return {}
-
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True)
