@@ -2,8 +2,8 @@
 
 The queries are those that training has (`--no-typed --no-functional`).
 
-    OMP_NUM_THREADS=1 python eval/completion.py RUN ... [--sample 20000] [--workers 2] [--keep FOLDER]
-        [--output eval/completion.json]
+    OMP_NUM_THREADS=1 python eval/completion.py RUN ... [--sample 20000] [--ray local]
+        [--workers 2] [--keep FOLDER] [--output eval/completion.json]
 
 Training and validation count as known; every choice is made on validation. What is reported is a lower bound
 of the precision: triples that no split has may be true. --sample asks a seeded sample of (entity, relation,
@@ -28,12 +28,15 @@ LEAST = 0.1  # the least probability that is listed
 KEPT = ("queries", "top", "known", "min_probability", "listed", "probabilities", "report")
 
 
-def row(run: Path, folder: Path, sample: int, workers: int, batch_size: int) -> dict[str, Any]:
+def row(
+    run: Path, folder: Path, sample: int, ray: str | None, workers: int | None, batch_size: int
+) -> dict[str, Any]:
     """What came of completing one run's graph."""
     opened = kgmlm.open_run(run)
     made = kgmlm.complete(
         opened, folder / f"{run.stem}.parquet", min_probability=LEAST, known=["train", "valid"],
-        report="test", sample=sample, workers=workers, batch_size=batch_size, typed=False, functional=False,
+        report="test", sample=sample, ray=ray, workers=workers, batch_size=batch_size,
+        typed=False, functional=False,
     )  # fmt: skip
     scored = made["queries scored"]
     return {
@@ -42,7 +45,7 @@ def row(run: Path, folder: Path, sample: int, workers: int, batch_size: int) -> 
         "sample": sample or None,
         **{key: made[key] for key in KEPT},
         "queries_per_second": round(scored / max(made["seconds"], 1e-9), 1) if scored else None,
-        "workers": workers,
+        "workers": workers or 1,
         "command": record.command_line(),
         "hardware": record.hardware(),
         "versions": record.versions(),
@@ -52,7 +55,8 @@ def row(run: Path, folder: Path, sample: int, workers: int, batch_size: int) -> 
 def main(
     runs: list[Path],
     sample: Annotated[int, typer.Option(help="Queries; 0 is all.")] = 0,
-    workers: int = 1,
+    ray: str | None = None,
+    workers: int | None = None,
     batch_size: int = 64,
     keep: Path | None = None,
     output: Path = Path("eval/completion.json"),
@@ -60,7 +64,7 @@ def main(
     """Complete, and add rows to the record."""
     for run in runs:
         with nullcontext(keep) if keep else tempfile.TemporaryDirectory() as folder:
-            new = row(run, Path(folder), sample, workers, batch_size)
+            new = row(run, Path(folder), sample, ray, workers, batch_size)
         store.replace_rows(output, [new], "run", "graph", "sample")
         print(f"{new['graph']}: {new['queries']:,} queries, {new['listed']:,} triples")
         for part in (*new["report"]["by probability"], *new["report"]["best"]):

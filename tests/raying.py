@@ -56,7 +56,7 @@ class Files:
     def size(self, number: int) -> int:
         return number + 1
 
-    def sent(self, far: bool) -> Files:
+    def sent(self) -> Files:
         return self
 
     def begin(self, watch: Watcher) -> Make[int]:
@@ -83,11 +83,16 @@ class Files:
 
 
 def sent_here(
-    work: Work[T], numbers: Sequence[int], workers: int, watch: Watcher, advance: Tick
+    work: Work[T],
+    numbers: Sequence[int],
+    workers: int,
+    watch: Watcher,
+    advance: Tick,
+    address: str | None = None,
 ) -> Generator[T]:
-    """What a process is sent is opened here."""
+    """What a worker is sent is opened here."""
     assert workers == 2
-    return made_here(pickle.loads(pickle.dumps(work.sent(far=True))), numbers, watch, advance)
+    return made_here(pickle.loads(pickle.dumps(work.sent())), numbers, watch, advance)
 
 
 PATIENCE = 300.0  # seconds
@@ -203,9 +208,9 @@ def main() -> None:
         if what == "asking queries":
             asked.append(n)
 
-    made = kgmlm.complete(run, folder / "there", engine="ray", workers=2, progress=told, **LISTED)
+    made = kgmlm.complete(run, folder / "there", ray="local", workers=2, progress=told, **LISTED)
     found |= {"asked": sum(asked), "queries": made["queries"]}
-    by_ray: dict[str, Any] = {"engine": "ray", "workers": 2, "progress": False}
+    by_ray: dict[str, Any] = {"ray": "local", "workers": 2, "progress": False}
     found["report"] = report_of(kgmlm.evaluate(run, device="cpu", **by_ray, **EVALUATED))
     found["ranked"] = kgmlm.open_run(run, device="cpu").rank(ASKED, k=3, **by_ray).to_dict("records")
     ray.shutdown()

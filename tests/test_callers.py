@@ -39,24 +39,6 @@ def python(
     )  # fmt: skip
 
 
-JOBS = {
-    "complete": "kgmlm.complete(sys.argv[1], sys.argv[2], min_probability=0, workers=2, progress=False)",
-    "evaluate": "kgmlm.evaluate(sys.argv[1], workers=2, progress=False)",
-    "rank": "kgmlm.open_run(sys.argv[1]).rank([('France', 'capital', None)] * 300, workers=2)",
-}
-
-
-@pytest.mark.parametrize("job", JOBS)
-def test_a_script_without_a_guard_is_told_so(job: str, toy_run: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"import sys, kgmlm\n{JOBS[job]}\nprint('done')\n")
-    done = python(script, toy_run, tmp_path / "new.parquet")
-    assert done.returncode == 1
-    assert '`if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
-    assert done.stderr.count("Traceback") == 1, "the parent's alone"
-    assert "memory" not in done.stderr
-
-
 def test_no_job_begins_in_a_worker_that_imports_the_script(toy_run: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""How fast a completion or an evaluation scores in one process, in two, and by two workers of Ray.
+"""How fast a completion or an evaluation scores in one process, and by two workers of Ray.
 
     OMP_NUM_THREADS=1 python eval/benchmarks/engines.py RUN [--part-size 64] [--repeats 3] [--output FILE]
     OMP_NUM_THREADS=1 python eval/benchmarks/engines.py RUN --evaluate test [--max-triples 300] ...
@@ -16,22 +16,17 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import kgmlm
 from kgmlm.runs import record as record_module
 
-Engine = Literal["local", "ray"]
-ENGINES: dict[str, tuple[Engine, int]] = {
-    "1 process": ("local", 1),
-    "2 processes": ("local", 2),
-    "Ray, 2 workers": ("ray", 2),
-}
+ENGINES: dict[str, int | None] = {"1 process": None, "Ray, 2 workers": 2}  # workers of Ray
 
 
-def evaluated(run: Path, engine: Engine, workers: int, split: str, triples: int | None) -> dict[str, float]:
+def evaluated(run: Path, workers: int | None, split: str, triples: int | None) -> dict[str, float]:
     """Seconds until the first piece and in all, and ranks per second from the first piece on."""
     at: list[tuple[float, int]] = []
 
@@ -42,16 +37,15 @@ def evaluated(run: Path, engine: Engine, workers: int, split: str, triples: int 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         kgmlm.evaluate(
-            run, split=split, max_triples=triples, engine=engine, workers=workers, device="cpu",
-            progress=told,
-            ranks=Path(folder) / "ranks.parquet",
+            run, split=split, max_triples=triples, ray="local" if workers else None, workers=workers,
+            device="cpu", progress=told, ranks=Path(folder) / "ranks.parquet",
         )  # fmt: skip
     whole = time.monotonic() - began
     rate = sum(n for _, n in at[1:]) / (at[-1][0] - at[0][0])
     return {"start_s": round(at[0][0] - began, 1), "ranks_per_second": round(rate, 1), "s": round(whole, 1)}
 
 
-def timed(run: Path, engine: Engine, workers: int, part_size: int) -> dict[str, float]:
+def timed(run: Path, workers: int | None, part_size: int) -> dict[str, float]:
     """Seconds until the first part, and queries per second from then on."""
     at: list[tuple[float, int]] = []
 
@@ -62,7 +56,8 @@ def timed(run: Path, engine: Engine, workers: int, part_size: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         kgmlm.complete(
-            run, Path(folder) / "new.parquet", engine=engine, workers=workers, part_size=part_size,
+            run, Path(folder) / "new.parquet", ray="local" if workers else None, workers=workers,
+            part_size=part_size,
             shard="1/1", device="cpu", progress=told,
         )  # fmt: skip
     first = at[0][0]
@@ -82,17 +77,17 @@ def main(
     key = "queries_per_second" if evaluate is None else "ranks_per_second"
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ENGINES}
     for _ in range(repeats):  # in turn, so that what else the machine does falls on all
-        for name, (engine, workers) in ENGINES.items():
+        for name, workers in ENGINES.items():
             found[name].append(
-                timed(run, engine, workers, part_size)
+                timed(run, workers, part_size)
                 if evaluate is None
-                else evaluated(run, engine, workers, evaluate, max_triples)
+                else evaluated(run, workers, evaluate, max_triples)
             )
     of_each = {name: sorted(rows, key=lambda row: row[key]) for name, rows in found.items()}
     rows = {name: many[-1 if evaluate is None else len(many) // 2] for name, many in of_each.items()}
     alone = rows["1 process"][key]
-    for name, (_, workers) in ENGINES.items():
-        rows[name]["lost"] = round(1 - rows[name][key] / (workers * alone), 3)
+    for name, workers in ENGINES.items():
+        rows[name]["lost"] = round(1 - rows[name][key] / ((workers or 1) * alone), 3)
     record = {
         "run": run.stem,
         **(

@@ -407,21 +407,21 @@ MaxSteps = Annotated[
     int | None,
     typer.Option(min=1, help="Stop each stage after this many steps, as for a smoke test."),
 ]
-WorkerCount = Annotated[
-    int, typer.Option(min=1, max=1024, help="Processes that score, each with the model in memory.")
-]
-Engines = Annotated[
-    Literal["local", "ray"],
-    typer.Option(
-        "--engine",
-        help="Who scores: processes of this machine, or actors of a Ray cluster, each with one CPU (with "
-        "--device cuda also one GPU).",
-    ),
-]
-Address = Annotated[
+RayCluster = Annotated[
     str | None,
     typer.Option(
-        help="HOST:PORT of the Ray cluster, of which this machine is a node; by default Ray is started here.",
+        "--ray",
+        help="Have workers of Ray score: `local` starts Ray here, HOST:PORT is a cluster that this machine "
+        "is a node of. Each worker has one CPU (with --device cuda also one GPU) and the model in memory.",
+        show_default=False,
+    ),
+]
+WorkerCount = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="With --ray: how many; by default as many as this machine has CPUs.",
         show_default=False,
     ),
 ]
@@ -444,7 +444,7 @@ RANKING: Options = {
     "retrieve": (Retrieve, None),
     "effort": (Effort, None),
 }
-WORKERS: Options = {"workers": (WorkerCount, 1), "engine": (Engines, "local"), "address": (Address, None)}
+WORKERS: Options = {"ray": (RayCluster, None), "workers": (WorkerCount, None)}
 OTHER_GRAPH: Options = {
     "allow_seen_entities": flag("--allow-seen-entities", "--graph may share entities with training."),
     "allow_new_relations": flag("--allow-new-relations", "--graph may have relations that training has not."),

@@ -159,7 +159,7 @@ def _check(
     if explain and as_csv:
         raise QueryError("--explain and --tokens go with a table or --json, not with --csv")
     if not many and not workers.here:
-        raise QueryError("--workers and --engine go with --queries; a single query is asked by one process")
+        raise QueryError("--ray goes with --queries; a single query is asked by one process")
     if many and one != (None, None, None):
         raise QueryError("give either --queries or one query, not both")
     if not many and one[0] is None and None in one[1:]:

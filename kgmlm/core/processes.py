@@ -52,33 +52,21 @@ def main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-UNGUARDED = 97  # the exit code of a worker whose import of the main script would have begun a job
-WORKER = "kgmlm worker"  # how the names of our own worker processes begin
-
-
 def check_main_guard() -> None:
     """Refuse a job in a worker process that is still importing the script of its parent.
 
     A script without ``if __name__ == "__main__":`` would do all its work again in each worker, and train over
-    the run that it has just made. Our own workers end without a word, and their parent says why.
+    the run that it has just made.
 
     Raises:
-        RunError: in the worker of somebody else's pool.
+        RunError: saying what the script lacks.
     """
-    process = multiprocessing.current_process()
-    if not getattr(process, "_inheriting", False):  # multiprocessing's own sign, while it prepares a worker
-        return
-    if process.name.startswith(WORKER):
-        raise SystemExit(UNGUARDED)
-    raise unguarded()
-
-
-def unguarded() -> RunError:
-    """Say what a script lacks whose workers begin its work again."""
-    return RunError(
-        "this script starts worker processes, each of which imports it first: put what it does under "
-        '`if __name__ == "__main__":`, or leave out workers'
-    )
+    # multiprocessing's own sign, while it prepares a worker
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RunError(
+            "this script starts worker processes, each of which imports it first: put what it does under "
+            '`if __name__ == "__main__":`'
+        )
 
 
 class ProcessGroup:

@@ -1,4 +1,4 @@
-"""Numbered tasks: done in this process, in several, or by the workers of a Ray cluster.
+"""Numbered tasks: done in this process, or by the workers of a Ray cluster.
 
 This module does not know what the tasks are. A worker may end in the midst of a task, which another then
 begins again: so a task must come to the same result, however often it is begun.
@@ -18,19 +18,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
-from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, Generic, Literal, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, RunError, first_line
-from kgmlm.core.processes import UNGUARDED, WORKER, check_main_guard, in_several_processes, sharing, unguarded
+from kgmlm.core.processes import check_main_guard, in_several_processes, sharing
 from kgmlm.core.progress import Watcher
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-Engine = Literal["local", "ray"]
 Tick = Callable[[int], None]  # so much more of the work is done
 Make = Callable[[int, Tick], T]  # a piece by its number; what it comes to
+LOCAL = "local"  # Ray on this machine alone
 PATIENCE = 20.0  # seconds that a cluster has to answer
 SLOW = 60.0  # seconds after which it is said that no worker begins
 STORE = 80 * 2**20  # bytes of the object store of a cluster on this machine, near the least that Ray takes
@@ -62,12 +61,8 @@ class Work(Protocol[T_co]):
     def begin(self, watch: Watcher) -> Make[T_co]:
         """Open what all pieces need; return the function that makes a piece and reports its progress."""
 
-    def sent(self, far: bool) -> Work[T_co]:
-        """A copy with nothing open, to be pickled.
-
-        Args:
-            far: for machines that have other working folders, and GPUs of their own.
-        """
+    def sent(self) -> Work[T_co]:
+        """A copy with nothing open, to be pickled, for machines with other working folders and GPUs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,64 +86,56 @@ class Opened(Generic[T]):
         """Return the function that does tasks."""
         return self.make
 
-    def sent(self, far: bool) -> Work[T]:
+    def sent(self) -> Work[T]:
         """Nothing that is open is sent."""
         raise AssertionError("workers need work that they can open")
 
 
-class WorkerKeywords(TypedDict, total=False):
-    """An engine and its address as keywords of functions that have ``workers``."""
-
-    engine: Engine
-    address: str | None
-
-
 @dataclass(frozen=True)
 class Workers:
-    """Workers of :func:`~kgmlm.evaluate`, :func:`~kgmlm.complete` and ``Run.rank`` of many queries.
+    """Who does the work of an evaluation, a completion, or the ranking of many queries.
 
     Results are the same, whoever does the work.
 
     Attributes:
-        workers: how many, each with the model in memory; 1 is this process itself.
-        engine: "local", processes of this machine; or "ray", actors of a Ray cluster, each with one CPU and,
-            where the device is "cuda", one GPU. All need the run, and what is written, at the same paths.
-        address: HOST:PORT of the cluster, of which this machine is a node; None starts one here.
+        ray: None is this process. "local" starts Ray on this machine; HOST:PORT is a cluster that this
+            machine is a node of. Workers are Ray's actors, each with the model in memory and one CPU, and
+            with one GPU where the device is "cuda". All need the run, and what is written, at the same paths.
+        workers: how many of Ray's workers; None is as many as this machine has CPUs.
 
-    Example:
-        >>> kgmlm.evaluate("runs/demo", workers=Workers(4))  # doctest: +SKIP
+    Raises:
+        ConfigError: when Ray is not installed, the address is none, there are workers without Ray, or this is
+            one of several processes.
+        RunError: in a process that is still importing its parent's script.
     """
 
-    workers: int = 1
-    engine: Engine = "local"
-    address: str | None = None
+    ray: str | None = None
+    workers: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse, before anything is opened, what cannot be.
-
-        Raises:
-            ConfigError: for an unknown engine, one that is not installed, an address of none, or workers of
-                one of several processes.
-            RunError: in a worker that is still importing its parent's script.
-        """
         check_main_guard()
-        check_engine(self.engine, self.address)
-        if self.workers < 1:
+        if self.ray is None and self.workers is not None:
+            raise ConfigError("--workers go with --ray: `local` starts them here, HOST:PORT in a cluster")
+        if self.ray is None:
+            return
+        if find_spec("ray") is None:
+            raise ConfigError("--ray needs Ray; pip install 'kgmlm[ray]' installs it")
+        if self.ray != LOCAL:
+            _host_and_port(self.ray)
+        if self.workers is not None and self.workers < 1:
             raise ConfigError(f"there is at least one worker, not {self.workers}")
-        if not self.here and in_several_processes():
-            raise ConfigError(
-                "several processes (torchrun) share the work already; leave out --workers and --engine"
-            )
-
-    @classmethod
-    def of(cls, workers: Workers | int = 1, engine: Engine = "local", address: str | None = None) -> Workers:
-        """Workers as they are, or so many of an engine."""
-        return workers if isinstance(workers, Workers) else cls(workers, engine, address)
+        if in_several_processes():
+            raise ConfigError("several processes (torchrun) share the work already; leave out --ray")
 
     @property
     def here(self) -> bool:
         """Return whether this process makes pieces itself, with the others that share its work."""
-        return self.engine == "local" and self.workers == 1
+        return self.ray is None
+
+    @property
+    def count(self) -> int:
+        """The number of processes that make pieces for this one."""
+        return 1 if self.here else self.workers or os.cpu_count() or 1
 
     def made(
         self, work: Work[T], numbers: Sequence[int], watch: Watcher, advance: Tick = lambda n: None
@@ -160,27 +147,10 @@ class Workers:
                 of those that this one makes. Each gets the pieces of all.
             advance: called as pieces are made here, or by a worker.
         """
-        if self.engine == "ray":
-            return made_on_ray(work, numbers, self.workers, watch, advance, address=self.address)
-        if self.workers > 1:
-            return made_in_processes(work, numbers, self.workers, watch, advance)
-        return made_here(work, numbers, watch, advance)
-
-
-def check_engine(engine: str, address: str | None) -> None:
-    """Refuse what cannot be.
-
-    Raises:
-        ConfigError: for an unknown engine, one that is not installed, or an address of none.
-    """
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"an engine is local or ray, not {engine}")
-    if engine == "ray" and find_spec("ray") is None:
-        raise ConfigError("--engine ray needs Ray; pip install 'kgmlm[ray]' installs it")
-    if address is not None and engine != "ray":
-        raise ConfigError("--address is of a Ray cluster, so it goes with --engine ray")
-    if address is not None:
-        _host_and_port(address)
+        if self.here:
+            return made_here(work, numbers, watch, advance)
+        address = None if self.ray == LOCAL else self.ray
+        return made_on_ray(work, numbers, self.count, watch, advance, address=address)
 
 
 def made_here(
@@ -191,102 +161,6 @@ def made_here(
     found = [make(number, advance) for number in numbers]
     for of_one in sharing().gathered(found):
         yield from of_one
-
-
-class _Spawning(SpawnContext):
-    """Starts worker processes under names of our own, and knows how each has ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started: list[SpawnProcess] = []
-
-    def Process(self, **given: Any) -> SpawnProcess:  # type: ignore[override]
-        """Make a process, as :class:`multiprocessing.Process` does."""
-        process = SpawnProcess(**given)
-        self.started.append(process)
-        process.name = f"{WORKER} {len(self.started)}"
-        return process
-
-    @property
-    def unguarded(self) -> bool:
-        """True if a worker began the parent's script again instead of its work."""
-        return any(process.exitcode == UNGUARDED for process in self.started)
-
-
-_make: Make[Any] | Exception | None = None  # of a worker process, or why it has none
-
-
-def _begin(work: Work[Any], threads: int) -> None:
-    global _make
-    if find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    try:
-        _make = work.begin(Watcher())
-    except Exception as error:  # a mistake, which here would break the pool as a lost process does
-        _make = error
-
-
-def _made(number: int) -> Any:
-    assert _make is not None
-    if isinstance(_make, Exception):
-        raise _make
-    return _make(number, lambda n: None)
-
-
-def made_in_processes(
-    work: Work[T],
-    numbers: Sequence[int],
-    workers: int,
-    watch: Watcher,
-    advance: Tick = lambda n: None,
-) -> Generator[T]:
-    """Make pieces in processes of their own, which share this one's threads.
-
-    When one ends that was not told to, all are begun again for the pieces that are left.
-
-    Raises:
-        RunError: when processes end again and again, or begin the parent's script again.
-    """
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-    from concurrent.futures.process import BrokenProcessPool
-
-    left, sent, lost = list(numbers), work.sent(far=False), 0  # lost one after the other
-    while left:
-        count = min(workers, len(left))
-        context = _Spawning()
-        pool = ProcessPoolExecutor(count, context, _begin, (sent, _threads(count)))
-        try:
-            futures = {pool.submit(_made, number): number for number in left}
-            for future in as_completed(futures):
-                if isinstance(future.exception(), BrokenProcessPool):
-                    continue
-                found = future.result()
-                left.remove(futures[future])
-                lost = 0
-                advance(work.size(futures[future]))
-                yield found
-        except BrokenProcessPool:
-            pass  # before all pieces were given to it
-        finally:
-            pool.shutdown(cancel_futures=True)
-        if context.unguarded:
-            raise unguarded()
-        if left:
-            lost += 1
-            if lost > workers:
-                raise RunError(f"worker processes end again and again, perhaps for lack of memory; {FEWER}")
-            watch.tell("a worker process ended, perhaps for lack of memory; its pieces are made again")
-
-
-def _threads(count: int) -> int:
-    """The threads of each of so many processes, which share this one's."""
-    if find_spec("torch") is None:
-        return 1
-    import torch
-
-    return max(1, torch.get_num_threads() // count)
 
 
 def made_on_ray(
@@ -315,7 +189,7 @@ def made_on_ray(
     count = min(workers, len(numbers))
     # Ray prints on stdout which workers have died.
     with redirect_stdout(sys.stderr), _cluster(address, count):
-        crew = _Actors(work.sent(far=True), numbers, count, watch)
+        crew = _Actors(work.sent(), numbers, count, watch)
         try:
             for number, found in crew.made():
                 advance(work.size(number))

@@ -16,7 +16,7 @@ from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
 from kgmlm.core.processes import ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Result
-from kgmlm.core.workers import Make, WorkerKeywords, Workers
+from kgmlm.core.workers import Make, Workers
 from kgmlm.evaluation.evaluator import Ranking
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph, tell_unread
@@ -142,12 +142,10 @@ class EvaluationWork:
         read_vectors(opened.ranker, watch, self.batch_size)
         return ranking.maker(opened.ranker, opened.retrieval)
 
-    def sent(self, far: bool) -> EvaluationWork:
+    def sent(self) -> EvaluationWork:
         """A copy for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
-        return replace(
-            self, graph=graph, run=self.run.absolute(), options=self.options.sent() if far else self.options
-        )
+        return replace(self, graph=graph, run=self.run.absolute(), options=self.options.sent())
 
 
 _SHOWN = {
@@ -205,7 +203,7 @@ class Report(Result):
         return f"<p>{html.escape(repr(self))}</p>{super()._repr_html_()}"
 
 
-class EvaluationKeywords(RankingKeywords, WorkerKeywords, total=False):
+class EvaluationKeywords(RankingKeywords, total=False):
     """Further keywords of :func:`evaluate`.
 
     Keywords of the protocol override its file; ``allow_...`` keywords lift checks of the graph.
@@ -227,7 +225,8 @@ def evaluate(
     graph: Dataset | None = None,
     protocol: str | Path | None = None,
     options: RankingOptions | None = None,
-    workers: Workers | int = 1,
+    ray: str | None = None,
+    workers: int | None = None,
     output: str | Path | None = None,
     ranks: str | Path | None = None,
     batch_size: int = 64,
@@ -242,7 +241,8 @@ def evaluate(
         graph: evaluate on another dataset: its training triples are context, its splits the filter.
         protocol: a protocol as TOML; by default test's triples among all entities.
         options: the signals, candidates and device to rank with; None keeps those of an opened run.
-        workers: the processes that rank; the report does not depend on their number.
+        ray: "local" or HOST:PORT: workers of Ray rank, ``workers`` many
+            (:class:`~kgmlm.core.workers.Workers`); the report is the same.
         output: where to write the report as JSON.
         ranks: where to write per-query ranks as Parquet; None keeps them in ``RUN/ranks``.
         keywords: ``split``, ``candidates`` (whose entities compete: "all", "graph", "split" or "train"; by
@@ -251,7 +251,7 @@ def evaluate(
             ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
             each relation, too; ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift
             checks of ``graph`` and leave out the first line of its files; ``verify`` reads all of the run's
-            files first; ``engine`` and ``address`` are of ``workers``, the others fields of ``options``.
+            files first; the others are fields of ``options``.
 
     Raises:
         RunError: when the run has no such part, workers end again and again, or no cluster answers.
@@ -260,7 +260,7 @@ def evaluate(
     Example:
         >>> kgmlm.evaluate("runs/demo", split="valid", max_triples=500).metrics["mrr"]  # doctest: +SKIP
     """
-    asked = _Asked.of(run, graph, protocol, options, workers, batch_size, keywords)
+    asked = _Asked.of(run, graph, protocol, options, Workers(ray, workers), batch_size, keywords)
     world, watch = join(asked.options.device), watcher_of(progress)
     to, kept = path_if(output, "the output"), path_if(ranks, "ranks")
     for path in (to, kept):
@@ -319,7 +319,7 @@ class _Asked:
         graph: Dataset | None,
         protocol: str | Path | None,
         options: RankingOptions | None,
-        workers: Workers | int,
+        workers: Workers,
         batch_size: int,
         keywords: EvaluationKeywords,
     ) -> _Asked:
@@ -343,7 +343,6 @@ class _Asked:
         check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
         flags = ("allow_seen_entities", "allow_new_relations", "skip_header", "by_relation", "verify")
         flag = {name: bool(given.pop(name, False)) for name in flags}
-        crew = Workers.of(workers, given.pop("engine", "local"), given.pop("address", None))
         opened = run.options if isinstance(run, Run) else RankingOptions()
         asked = (options or opened).given(runtime="torch", **given)
         allowed = {name: flag[name] for name in flags[:2]}
@@ -359,7 +358,7 @@ class _Asked:
         chosen["allow_self"] = asked.allow_self or None
         settings = load_protocol(file, candidates=among, **chosen)
         more = {name: flag[name] for name in flags[2:]}
-        return cls(asked, settings, crew, (file, candidates), allowed, **more)
+        return cls(asked, settings, workers, (file, candidates), allowed, **more)
 
     def ranks_name(self, other: KnowledgeGraph | None) -> str:
         """The name of the file of ranks in the run."""

@@ -218,7 +218,7 @@ def evaluate(
     for found in crew.made(work, mine.tolist(), watch or Watcher(), lambda n: advance(n, total)):
         ranking.fill(found)
     seconds = round(time.monotonic() - started, 2)
-    report = report_of(ranking, ranker, retrieval, by_relation, seconds, world.size * crew.workers)
+    report = report_of(ranking, ranker, retrieval, by_relation, seconds, world.size * crew.count)
     scores_B, tail_B = torch.from_numpy(ranking.scores_B), ranking.task.queries.tail_B
     return Evaluation(
         ranking.scope.graph, ranking.task.triples, tail_B, ranking.main.result(), scores_B, report

@@ -23,7 +23,7 @@ from kgmlm.core.files import as_path, locked
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome, names_first
 from kgmlm.core.tables import ENDS
-from kgmlm.core.workers import Make, WorkerKeywords, Workers
+from kgmlm.core.workers import Make, Workers
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query, Target
@@ -225,10 +225,10 @@ class Plan:
 
         return make
 
-    def sent(self, far: bool) -> Plan:
+    def sent(self) -> Plan:
         """A copy for workers; :meth:`kgmlm.core.workers.Work.sent`."""
-        options = self.options.sent() if far else self.options
-        return replace(self, run=self.run.absolute(), folder=self.folder.absolute(), options=options)
+        folder, options = self.folder.absolute(), self.options.sent()
+        return replace(self, run=self.run.absolute(), folder=folder, options=options)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class Completion(Outcome):
         return f"<p>{html.escape(self._header())}</p>{best}"
 
 
-class CompletionKeywords(RankingKeywords, WorkerKeywords, total=False):
+class CompletionKeywords(RankingKeywords, total=False):
     """Further keywords of :func:`complete`."""
 
     explain: bool
@@ -303,7 +303,8 @@ def complete(
     known: Sequence[str] | None = None,
     report: str | None = None,
     options: RankingOptions | None = None,
-    workers: Workers | int = 1,
+    ray: str | None = None,
+    workers: int | None = None,
     shard: str | None = None,
     progress: bool | Watcher | Advance = True,
     **keywords: Unpack[CompletionKeywords],
@@ -331,13 +332,13 @@ def complete(
             listed that training links already; with ``candidates``, only entities of a list answer.
             Trees take part where they are the only second stage (``rerank=0`` leaves them out), each half of
             the queries by the trees of the other half; other stages, indexes and ``allow_self`` never do.
-        workers: the processes that score.
+        ray: "local" or HOST:PORT: workers of Ray score, ``workers`` many
+            (:class:`~kgmlm.core.workers.Workers`).
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
         keywords: ``explain`` adds the rules that predict a triple, in runs without rules the signals that
             speak most for it; ``sample`` asks only so many queries, a
             seeded sample of each relation and side, to see precision and speed first; ``batch_size`` and
-            ``part_size`` count queries; ``engine`` and ``address`` are of ``workers``, the others fields of
-            ``options``.
+            ``part_size`` count queries; the others are fields of ``options``.
 
     Returns:
         The manifest, as a dict: settings, counts, how probabilities were estimated, the highest one, the
@@ -354,7 +355,7 @@ def complete(
     given: dict[str, Any] = dict(keywords)
     explain, sample = bool(given.pop("explain", False)), given.pop("sample", 0)
     batch_size, part_size = given.pop("batch_size", 64), given.pop("part_size", PART)
-    crew = Workers.of(workers, given.pop("engine", "local"), given.pop("address", None))
+    crew = Workers(ray, workers)
     check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
     check_result(target)
     _check_replaced(target)

@@ -27,7 +27,7 @@ from kgmlm.core.files import as_path
 from kgmlm.core.processes import join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.tables import ENDS
-from kgmlm.core.workers import Engine, Make, Tick, Workers, piece_size
+from kgmlm.core.workers import Make, Tick, Workers, piece_size
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities, labeled_queries, labeled_triples
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -159,10 +159,10 @@ class Predicting:
 
         return make
 
-    def sent(self, far: bool) -> Predicting:
+    def sent(self) -> Predicting:
         """A copy for workers; :meth:`kgmlm.core.workers.Work.sent`."""
         graph = None if self.graph is None else replace(self.graph)  # without what is computed of it
-        options = self.options.sent() if far else self.options
+        options = self.options.sent()
         return replace(self, path=self.path.absolute(), options=options, graph=graph, opened=None)
 
 
@@ -331,9 +331,8 @@ class Run:
         *,
         queries: AskedQueries | None = None,
         novel: bool = False,
-        workers: Workers | int = 1,
-        engine: Engine = "local",
-        address: str | None = None,
+        ray: str | None = None,
+        workers: int | None = None,
         progress: bool | Watcher | Advance = False,
     ) -> pd.DataFrame:
         """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
@@ -344,7 +343,7 @@ class Run:
                 DataFrame with these columns. They may come first, in place of the head.
                 Several processes (``torchrun``) share them; each must ask, and gets the whole table.
             novel: leave out triples that the graph has.
-            workers, engine, address: who ranks many queries, as of :class:`~kgmlm.core.workers.Workers`.
+            ray, workers: who ranks many queries, as of :class:`~kgmlm.core.workers.Workers`.
 
         Returns:
             A table, best first: the ``name``, the ``probability`` of finding the triple in a further hidden
@@ -361,7 +360,7 @@ class Run:
         """
         import pandas as pd
 
-        crew = Workers.of(workers, engine, address)
+        crew = Workers(ray, workers)
         with watcher_of(progress) as watch:
             check_whole("k", k, 1)
             head, queries = _one_or_many(head, queries)
@@ -387,9 +386,8 @@ class Run:
         *,
         queries: AskedQueries | None = None,
         novel: bool = False,
-        workers: Workers | int = 1,
-        engine: Engine = "local",
-        address: str | None = None,
+        ray: str | None = None,
+        workers: int | None = None,
         progress: bool | Watcher | Advance = False,
     ) -> pd.DataFrame:
         """Rank as :meth:`rank` does for many queries, and split each score into its parts.
@@ -402,7 +400,7 @@ class Run:
         """
         import pandas as pd
 
-        crew = Workers.of(workers, engine, address)
+        crew = Workers(ray, workers)
         head, queries = _one_or_many(head, queries)
         if queries is not None and (head, relation, tail) != (None, "", None):
             raise QueryError("give either queries or one query, not both")

@@ -1,4 +1,4 @@
-"""Pieces of work, made here, in processes and by Ray."""
+"""Pieces of work, made here and by Ray."""
 
 from __future__ import annotations
 
@@ -19,60 +19,40 @@ from raying import ASKED, EVALUATED, LISTED, Files, nodes, report_of
 
 import kgmlm
 from kgmlm.core import workers
-from kgmlm.core.errors import ConfigError, DataError, RunError
+from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.core.progress import Watcher
-from kgmlm.core.workers import check_engine, made_here, made_in_processes
+from kgmlm.core.workers import Workers, made_here
 
 
-class Told(Watcher):
-    """Keeps what is told."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def tell(self, message: str) -> None:
-        self.messages.append(message)
-
-
-@pytest.mark.slow
-def test_pieces_are_made_here_and_in_processes(tmp_path: Path) -> None:
-    work = Files(tmp_path)
-    assert list(made_here(work, [3, 1], Watcher())) == [30, 10]
-    done: list[int] = []
-    assert sorted(made_in_processes(work, [4, 5, 6], 2, Watcher(), done.append)) == [40, 50, 60]
-    assert sorted(done) == [5, 6, 7], "the sizes of the pieces"
-    assert work.made() == {f"made-{n}": "x" for n in (1, 3, 4, 5, 6)}
+def test_pieces_are_made_here(tmp_path: Path) -> None:
+    work, done = Files(tmp_path), list[int]()
+    assert list(made_here(work, [3, 1], Watcher(), done.append)) == [30, 10]
+    assert done == [4, 2], "the sizes of the pieces"
+    assert work.made() == {"made-1": "x", "made-3": "x"}
     with pytest.raises(DataError, match="7 cannot be made"):
-        list(made_in_processes(Files(tmp_path, refused=(7,)), [7, 8], 2, Watcher()))
-    with pytest.raises(DataError, match="nothing can be made"):
-        list(made_in_processes(Files(tmp_path, mistaken=True), [7, 8], 2, Watcher()))
+        list(made_here(Files(tmp_path, refused=(7,)), [7, 8], Watcher()))
 
 
-@pytest.mark.slow
-def test_what_a_killed_process_was_to_make_others_make(tmp_path: Path) -> None:
-    work, told = Files(tmp_path, ending=(2, 5)), Told()
-    assert sorted(made_in_processes(work, range(7), 2, told)) == [n * 10 for n in range(7)]
-    assert {"made-2": "x", "made-5": "x"}.items() <= work.made().items()
-    assert all("a worker process ended" in message for message in told.messages)
-    assert told.messages
-    with pytest.raises(RunError, match=r"end again and again, .*; try again with fewer --workers"):
-        list(made_in_processes(Files(tmp_path, ending=(9,), always=True), [8, 9], 2, Watcher()))
-
-
-def test_what_no_engine_can_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="local or ray, not spark"):
-        check_engine("spark", None)
-    with pytest.raises(ConfigError, match="goes with --engine ray"):
-        check_engine("local", "here:1")
+def test_who_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--workers go with --ray"):
+        Workers(workers=2)
     monkeypatch.setattr(workers, "find_spec", lambda name: object())
-    check_engine("ray", "10.0.0.1:6379")
-    check_engine("ray", "[::1]:6379")
+    assert Workers("local", 3).count == 3
+    assert Workers("local").count >= 1
+    Workers("10.0.0.1:6379")
+    Workers("[::1]:6379")
+    with pytest.raises(ConfigError, match="at least one worker"):
+        Workers("local", 0)
     for address in ("here", "here:", ":1", "here:0", "here:99999", "here:x", "ray://here:10001"):
         with pytest.raises(ConfigError, match="is given as HOST:PORT"):
-            check_engine("ray", address)
+            Workers(address)
+    with monkeypatch.context() as patched:
+        patched.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match="share the work already"):
+            Workers("local")
     monkeypatch.setattr(workers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'kgmlm\[ray\]'"):
-        check_engine("ray", None)
+        Workers("local")
 
 
 def test_an_address_where_no_cluster_is_is_a_sentence(
@@ -83,19 +63,9 @@ def test_an_address_where_no_cluster_is_is_a_sentence(
     monkeypatch.setattr(workers, "PATIENCE", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        asked = (
-            "complete",
-            toy_run,
-            "--output",
-            tmp_path / "new",
-            "-q",
-            "--known",
-            "valid",
-            "--engine",
-            "ray",
-        )
-        refused(cli(*asked, "--address", f"127.0.0.1:{port}"), f"no Ray cluster answers at 127.0.0.1:{port}")
-    refused(cli(*asked, "--address", f"127.0.0.1:{port}"), "refused")
+        asked = ("complete", toy_run, "--output", tmp_path / "new", "-q", "--known", "valid")
+        refused(cli(*asked, "--ray", f"127.0.0.1:{port}"), f"no Ray cluster answers at 127.0.0.1:{port}")
+    refused(cli(*asked, "--ray", f"127.0.0.1:{port}"), "refused")
     assert not (tmp_path / "new").exists()
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from conftest import Cli, refused
+from raying import sent_here
 
 import kgmlm
 from kgmlm.core import files, workers
@@ -136,16 +137,6 @@ def test_shards_joined_are_the_whole(
     shutil.copytree(f"{elsewhere}.parts", tmp_path / "new.parquet.parts", dirs_exist_ok=True)
     assert completed(toy_run, tmp_path / "new.parquet")["queries scored"] == 0
     assert (tmp_path / "new.parquet").read_bytes() == path.read_bytes()
-
-
-def test_the_number_of_processes_does_not_matter(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    told: list[tuple[str, int, int]] = []
-    completed(toy_run, tmp_path / "a", workers=2, progress=lambda *of: told.append(of))
-    assert (tmp_path / "a").read_bytes() == whole[0].read_bytes()
-    asked = [n for what, n, _ in told if what == "asking queries"]
-    assert sum(asked) == whole[1]["queries"]
 
 
 @pytest.mark.slow
@@ -328,26 +319,15 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     assert new.read_bytes() == whole[0].read_bytes()
 
 
-def test_a_worker_that_dies_is_one_sentence(
-    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workers, "_begin", _die)
-    with pytest.raises(RunError, match="end again and again"):
-        completed(toy_run, tmp_path / "new", workers=2)
-    monkeypatch.undo()
-    assert not (tmp_path / "new").exists()
-    completed(toy_run, tmp_path / "new")
-
-
 def test_a_worker_that_does_not_see_the_parts_says_so(toy_run: Path, tmp_path: Path) -> None:
     """As on a machine without the shared disk; it makes no folder of its own there."""
     way = RankingOptions(device="cpu")
     plan = complete.Plan(toy_run, tmp_path / "new.parts", way, 10, ("train", "valid"), None, 64, 10)
     with pytest.raises(RunError, match=r"is not seen on .* storage that all machines share"):
-        plan.sent(far=True).begin(Watcher())
+        plan.sent().begin(Watcher())
     assert not plan.folder.exists()
     assert plan.parts.count == 8
-    make = plan.sent(far=True).begin(Watcher())
+    make = plan.sent().begin(Watcher())
     assert make(3, lambda n: None) == 10
     before = plan.parts.path(3).stat().st_mtime_ns
     assert make(3, lambda n: None) == 10
@@ -359,13 +339,11 @@ def test_the_run_of_a_pack_is_what_workers_open(
 ) -> None:
     monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
     file = kgmlm.pack(toy_run, tmp_path / "toy.kgmlm", progress=False)
-    made = completed(file, tmp_path / "new", workers=2)
+    monkeypatch.setattr(workers, "made_on_ray", sent_here)
+    monkeypatch.setattr(workers, "find_spec", lambda name: object())
+    made = completed(file, tmp_path / "new", ray="local", workers=2)
     assert made["made by"] == str(file)
     assert made["listed"] > 100
-
-
-def _die(plan: Any, threads: int) -> None:
-    os._exit(9)
 
 
 def test_a_graph_without_validation_is_refused(
@@ -389,7 +367,7 @@ def test_the_command(
     told = cli(*arguments, "--shard", "1/2", "-q")
     assert told.returncode == 0, told.stderr
     assert "4 of 8 parts are missing" in told.stdout
-    told = cli(*arguments, "--json", "--workers", "2", "-q")
+    told = cli(*arguments, "--json", "-q")
     assert told.returncode == 0, told.stderr
     made = json.loads(told.stdout)
     assert made["report"]["split"] == "test"

@@ -51,7 +51,7 @@ def check(run: Path, folder: Path, killing: Killing, port: int) -> str:
     if listed(run, here).wait():
         raise SystemExit("one process lists nothing")
     with nodes(folder, port) as begun:
-        address = ("--engine", "ray", "--workers", "2", "--address", f"127.0.0.2:{port}")
+        address = ("--ray", f"127.0.0.2:{port}", "--workers", "2")
         with listed(run, there, *address) as process:
             parts = there.with_name("there.parts")
             ready = ("ray::_Worker",)
@@ -83,7 +83,7 @@ def check_evaluation(run: Path, folder: Path, killing: Killing, port: int) -> st
     if evaluated(run, here).wait():
         raise SystemExit("one process evaluates nothing")
     with nodes(folder, port) as begun:
-        address = ("--engine", "ray", "--workers", "2", "--address", f"127.0.0.2:{port}")
+        address = ("--ray", f"127.0.0.2:{port}", "--workers", "2")
         with evaluated(run, there, *address) as process:
             ready = "ray::_Worker"
             until(
