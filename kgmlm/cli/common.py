@@ -278,10 +278,6 @@ Retrieve = Annotated[
         help="Score only this many entities per query, found by the index (`kgmlm index`); 0 scores all.",
     ),
 ]
-Effort = Annotated[
-    int | None,
-    typer.Option(min=1, help="How hard the index searches; by default as hard as its build chose."),
-]
 Rerank = Annotated[
     int | None,
     typer.Option(
@@ -442,7 +438,6 @@ RANKING: Options = {
     "candidates": (CandidateList, None),
     "rerank": (Rerank, None),
     "retrieve": (Retrieve, None),
-    "effort": (Effort, None),
 }
 WORKERS: Options = {"ray": (RayCluster, None), "workers": (WorkerCount, None)}
 OTHER_GRAPH: Options = {

@@ -132,22 +132,17 @@ def open_index(run: RunFolder, ranker: Ranker) -> Retriever:
     return added(ranker, retriever, new) if len(new) else retriever
 
 
-def open_retrieval(
-    run: RunFolder, ranker: Ranker, k: int | None, effort: int | None = None
-) -> Retrieval | None:
+def open_retrieval(run: RunFolder, ranker: Ranker, k: int | None) -> Retrieval | None:
     """Shortlists of k entities by the run's index; None without a k.
 
     Raises:
-        ConfigError: when an effort is given without a k.
         RunError: as :func:`open_index` says.
     """
     if k is None:
-        if effort is not None:
-            raise ConfigError("an effort goes with how many entities to retrieve (--retrieve)")
         return None
     from kgmlm.ranking.retrieval import Retrieval
 
-    return Retrieval(open_index(run, ranker), k, effort)
+    return Retrieval(open_index(run, ranker), k)
 
 
 def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
@@ -337,10 +332,7 @@ def retrieval_of(
         default: how many, where it was not said; 0 of ``retrieve`` is all.
     """
     k = default if options.retrieve is None and options.scores == "all" else options.retrieve
-    if not k and options.effort is None:
-        return None
-
-    return open_retrieval(run, ranker, k or None, options.effort)
+    return open_retrieval(run, ranker, k or None)
 
 
 def shortlist_of(run: RunFolder) -> int | None:

@@ -30,7 +30,6 @@ class RankingKeywords(ComputeKeywords, total=False):
     candidates: str | Path | None
     rerank: int | None
     retrieve: int | None
-    effort: int | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class RankingOptions:
         rerank: how many of the best the second stages score; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
             run's recipe.
-        effort: how hard the index searches; None is what its build chose.
         precision: "fp32" or "bf16".
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
         runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
@@ -70,7 +68,6 @@ class RankingOptions:
     candidates: str | Path | None = None
     rerank: int | None = None
     retrieve: int | None = None
-    effort: int | None = None
     precision: Precision = "fp32"
     device: str | None = None
     runtime: Runtime = "auto"
@@ -115,7 +112,7 @@ class RankingOptions:
     @property
     def is_plain(self) -> bool:
         """Return whether the first stage has the options of :meth:`plain`."""
-        second = {key: getattr(self, key) for key in ("rerank", "retrieve", "effort")}
+        second = {key: getattr(self, key) for key in ("rerank", "retrieve")}
         return self == replace(self.plain(), **second)
 
     @property
@@ -143,6 +140,5 @@ class RankingOptions:
             *([] if self.candidates is None else [f"of-{Path(self.candidates).stem}"]),
             *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
-            *([] if self.effort is None else [f"effort-{self.effort}"]),
             *([] if self.precision == "fp32" else [self.precision]),
         ]

@@ -82,9 +82,9 @@ def _lists(
         watch.tell(f"no probabilities: {error}")
         return None
     stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    found_by = 0 if retrieval is None else retrieval.k if retrieval.effort is None else -1
+    found_by = 0 if retrieval is None else retrieval.k
     found = next((x for x in there if (x.stages, x.retrieve) == (stages, found_by)), None)
-    as_by_default = options.rerank is None and options.retrieve is None and options.effort is None
+    as_by_default = options.rerank is None and options.retrieve is None
     stale = found is None and (folder.path / PROBABILITIES).is_file() and as_by_default
     if stale and not is_unpacked(folder.path):
         watch.tell(

@@ -515,14 +515,13 @@ def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Pa
     base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
     short, exact = (
         [json.loads(line) for line in cli(*base, *more).stdout.splitlines()]
-        for more in (("--retrieve", "31", "--effort", "9"), ())
+        for more in (("--retrieve", "31"), ())
     )
     assert [row["entity"] for row in short] == [row["entity"] for row in exact]
     assert [row["score"] for row in short] == pytest.approx([row["score"] for row in exact], abs=1e-4)
     assert len(cli(*base, "--retrieve", "2", "--explain").stdout.splitlines()) == 2
     done = cli("evaluate", run, "--retrieve", "6")
     assert "shortlists of 6 by the index" in done.stdout, done.stderr
-    refused(cli(*base, "--effort", "3"), "--retrieve")
     refused(cli("index", run, "--factory", "Flatt"), "FAISS cannot")
 
 

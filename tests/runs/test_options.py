@@ -45,11 +45,11 @@ def test_each_way_has_words_of_its_own() -> None:
         RankingOptions("text"),
         RankingOptions(allow_self=True),
         RankingOptions(rerank=0),
-        RankingOptions(retrieve=9, effort=2),
+        RankingOptions(retrieve=9),
         RankingOptions(precision="bf16"),
     ]
     assert [way.words() for way in ways] == [
-        [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9", "effort-2"],
+        [], ["text"], ["allow-self"], ["rerank-0"], ["retrieve-9"],
         ["bf16"],
     ]  # fmt: skip
 
