@@ -110,7 +110,7 @@ def test_it_opens_with_facts_that_the_graph_lacks(visit: Any, url: str, folder: 
     visitor = visit(url)
     page = visitor.open()
     assert page.url == f"{url}/"
-    page.wait_for_selector(".fact")
+    page.wait_for_selector(".fact", timeout=300_000)  # a process of its own looks for them
     table, _ = read_list(folder / FILE)
     rows = list(zip(*(table.column(f"{end}_name").to_pylist() for end in ENDS), strict=True))
     assert page.locator(".statement").all_inner_texts() == [" ".join(row) for row in rows[:10]]
