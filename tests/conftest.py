@@ -17,7 +17,7 @@ if not any("test_gpu" in argument for argument in sys.argv):  # nor have those o
 import hypothesis
 import pytest
 import torch
-from doubles import Said
+from doubles import FixedStage
 from forking import Forker, ranks
 from typer.testing import CliRunner
 
@@ -124,7 +124,7 @@ def make_ranker(
 def staged_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
     """A random first stage, and a second stage with arbitrary scores of the five best candidates."""
     made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
-    return made.with_stage(Said(Use(5, 2.0)))
+    return made.with_stage(FixedStage(Use(5, 2.0)))
 
 
 def vectors_of(ranker: Ranker) -> torch.Tensor:

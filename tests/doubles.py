@@ -73,14 +73,14 @@ def arbitrary(queries: Queries, ids_BK: IntArray) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Said(Conditional):
+class FixedStage(Conditional):
     """A second stage whose scores are a function of query and candidate, not of the text model.
 
     Attributes:
-        say: scores ``(B, K)`` of candidates ``(B, K)``.
+        scores_of: scores ``(B, K)`` of candidates ``(B, K)``.
     """
 
-    say: Callable[[Queries, IntArray], Floats] = arbitrary
+    scores_of: Callable[[Queries, IntArray], Floats] = arbitrary
 
     def score(
         self,
@@ -91,4 +91,4 @@ class Said(Conditional):
         advance: Callable[[int, int], None] = lambda n, total: None,
         free_B: BoolArray | None = None,
     ) -> Floats:
-        return self.say(queries, ids_BK).astype(np.float32)
+        return self.scores_of(queries, ids_BK).astype(np.float32)

@@ -62,7 +62,7 @@ class Work(Protocol[T_co]):
         """Open what all pieces need; return the function that makes a piece and reports its progress."""
 
     def sent(self) -> Work[T_co]:
-        """A copy with nothing open, to be pickled, for machines with other working folders and GPUs."""
+        """Copy the work with nothing open, to be pickled for machines with other working folders and GPUs."""
 
 
 @dataclass(frozen=True, eq=False)

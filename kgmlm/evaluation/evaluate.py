@@ -417,23 +417,21 @@ def whole_report(
     Args:
         unchecked: datasets of earlier runs that could not be checked for leaks.
     """
-    from kgmlm.runs.record import hardware, versions
+    from kgmlm.runs.record import SECOND, hardware, versions
     from kgmlm.signals import SIGNALS
 
     ranker = opened.ranker
     counting = ranker.mixture.signals
-    plain = ("reverse", "conditional", "trees")
-    of_pykeen = [name for name in counting if name not in SIGNALS]
     keys = ("model", "began_from", "seed", "step", "status", "minutes", "sources", "versions",
             "hardware", "command")  # fmt: skip
     return {
         **evaluation.report,
         "trained_on": run.graph.name,
         "unchecked": list(unchecked),
-        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in (*SIGNALS, *of_pykeen)},
+        "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
-        **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in plain},
+        **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in SECOND},
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},

@@ -15,7 +15,7 @@ from kgmlm.graphs.datasets import ENTITY_COLUMNS, read_entities
 from kgmlm.graphs.entities import EntityTable, completed
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.importing.importer import Importer
-from kgmlm.importing.statements import SUFFIXES, format_of, read_statements
+from kgmlm.importing.statements import format_of, read_statements
 
 
 def read_new_entities(path: Path, graph: KnowledgeGraph, watch: Watcher) -> EntityTable:
@@ -50,9 +50,11 @@ def read_new_entities(path: Path, graph: KnowledgeGraph, watch: Watcher) -> Enti
 
 
 def _is_rdf(path: Path) -> bool:
-    """Return whether a file's name ends as RDF's do."""
-    suffixes = [suffix.casefold() for suffix in path.suffixes[-2:]]
-    return any(s in SUFFIXES for s in suffixes) and format_of(path) != "wikidata"
+    """True for a file whose name ends as those of RDF do."""
+    try:
+        return format_of(path) != "wikidata"
+    except DataError:
+        return False
 
 
 def _read_rdf(path: Path, languages: list[str], watch: Watcher) -> tuple[EntityTable, int]:

@@ -69,3 +69,10 @@ def test_a_file_without_entities_is_refused(
     path.write_text(text, "utf-8")
     with pytest.raises(DataError, match=match):
         read_new_entities(path, toy, Watcher())
+
+
+def test_a_table_is_read_whatever_its_name_has_in_the_middle(toy: KnowledgeGraph, tmp_path: Path) -> None:
+    path, watch = tmp_path / "new.xml.tsv", Listening()
+    path.write_text("label\tname\tnote\nq1\tAtlantis\tlost\n", "utf-8")
+    assert read_new_entities(path, toy, watch).column("name") == ["Atlantis"]
+    assert watch.messages == ["not read: the column 'note' of new.xml.tsv"]

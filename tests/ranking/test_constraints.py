@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused, vectors_of
-from doubles import Said
+from doubles import FixedStage
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
@@ -263,7 +263,7 @@ def test_a_second_stage_never_reads_it(make_ranker: Callable[..., Ranker], queri
     _, ids_BK = best_of(ranker.context, queries, _scores(ranker, queries), 5, ranker.pool())
     assert not (ids_BK == queries.entity_B[:, None]).any()
     # With a second stage, too, unconstrained scores are those of a ranker without the constraint.
-    ranker = ranker.with_stage(Said(Use(5, 1.0)))
+    ranker = ranker.with_stage(FixedStage(Use(5, 1.0)))
     ((_, ruled, free),) = ranker.rank_both(queries, len(queries))
     ((_, expected),) = ranker.unconstrained().rank(queries, batch_size=len(queries))
     torch.testing.assert_close(free, expected)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import vectors_of
-from doubles import Said
+from doubles import FixedStage
 
 import kgmlm
 from kgmlm.core.config import KGESettings, RuleSettings, TextSettings, VectorSettings
@@ -108,7 +108,7 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
     if "vectors that" in case:
         ranker.mixture = ranker.mixture.weighed("vector", torch.zeros(len(toy.relations), 2), 5.0)
     if case == "second stage":
-        ranker = ranker.with_stage(Said(Use(5, 2.0)))
+        ranker = ranker.with_stage(FixedStage(Use(5, 2.0)))
     if case.endswith("alone"):
         ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused
-from doubles import Said
+from doubles import FixedStage
 
 import kgmlm
 from kgmlm.core.config import KGESettings, Protocol, TextSettings, VectorSettings
@@ -195,7 +195,7 @@ def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: Knowledge
 
 def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker, toy: KnowledgeGraph) -> None:
     asking = ranker.with_stage(ReverseScoring(Use(5, 0.5)))
-    both = asking.with_stage(Said(Use(5, 2.0)))
+    both = asking.with_stage(FixedStage(Use(5, 2.0)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     said = []
     for found_by in (asking, both):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubles import Said, arbitrary
+from doubles import FixedStage, arbitrary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,7 +61,9 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
     toy: KnowledgeGraph, seed: int, k: int, weight: float, tied: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    made = Said(Use(k, weight), lambda queries, ids_BK: rng.normal(0, 9, ids_BK.shape).astype(np.float32))
+    made = FixedStage(
+        Use(k, weight), lambda queries, ids_BK: rng.normal(0, 9, ids_BK.shape).astype(np.float32)
+    )
     queries = toy.queries("train")[0][np.arange(12)]
     generator = torch.Generator().manual_seed(seed)
     before = torch.randn(12, len(toy.entities), generator=generator)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from doubles import Said
+from doubles import FixedStage
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol
@@ -46,7 +46,7 @@ def test_the_weight_goes_by_how_much_the_scores_say(ranker: Ranker, toy: Knowled
             noise = np.random.default_rng(0).normal(size=ids_BK.shape)
             return (scale * (noise + 2.0 * answers_of(toy, queries, ids_BK))).astype(np.float32)
 
-        uses.append(choose(ranker.with_stage(Said(Use(5, 2.0), hint)), toy)[0])
+        uses.append(choose(ranker.with_stage(FixedStage(Use(5, 2.0), hint)), toy)[0])
     assert uses[0].k == uses[1].k > 0
     assert uses[0].weight == pytest.approx(4 * uses[1].weight)
 
@@ -58,7 +58,7 @@ def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy
         right = answers_of(toy, queries, ids_BK)
         return np.where(odd_pairs(queries, ids_BK), -right, right).astype(np.float32)
 
-    use, found = choose(ranker.with_stage(Said(Use(5, 2.0), fickle)), toy)
+    use, found = choose(ranker.with_stage(FixedStage(Use(5, 2.0), fickle)), toy)
     assert (use.k, use.weight, found["mrr"]) == (0, 0.0, found["mrr_first"])
 
 
@@ -68,7 +68,9 @@ def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: Knowledge
     # By one signal, so that halves have the same weights.
     ranker = ranker.replace(mixture=ranker.mixture.only("likelihood"), stages={})
     before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
-    stage = Said(Use(0, 0.0), lambda queries, ids_BK: np.float32(sign) * answers_of(toy, queries, ids_BK))
+    stage = FixedStage(
+        Use(0, 0.0), lambda queries, ids_BK: np.float32(sign) * answers_of(toy, queries, ids_BK)
+    )
     use, found = choose(ranker.with_stage(stage), toy)
     assert found["mrr_first"] == pytest.approx(before)
     after = evaluate(ranker.with_stage(stage.used(use)), toy, protocol).report["metrics"]
