@@ -20,7 +20,7 @@ import typer
 import kgmlm
 from kgmlm.evaluation.compare import compare_ranks
 from kgmlm.evaluation.metrics import read_ranks
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 
 RECORD = Path(__file__).with_name("additions.json")
 
@@ -52,7 +52,7 @@ def row_of(name: str, model: str, preset: Any, seed: int, folder: Path) -> dict[
             found = next(d for d in compare_ranks(one, other) if d.metric == "mrr")
             row |= {f"{kind} without {of}": round(found.a, 5), f"{kind} with {of}": round(found.b, 5)}
             row[f"{kind} {of}"] = [round(x, 5) for x in (found.difference, found.low, found.high)]
-    return row | {"versions": record.versions(), "hardware": record.hardware()}
+    return row | {"versions": provenance.versions(), "hardware": provenance.hardware()}
 
 
 def main(

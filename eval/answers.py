@@ -25,7 +25,7 @@ import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.graphs.queries import FilterIndex, triple_keys
 from kgmlm.prediction.candidates import asked_queries, sampled, seen_queries
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.runs.opened import constraints_of
 from kgmlm.runs.options import RankingOptions
 
@@ -101,7 +101,7 @@ def main(
         rows = rows_of(path, queries, seed)
         for row in rows:
             print(row, flush=True)
-        about = {"command": record.command_line(), "versions": record.versions()}
+        about = {"command": provenance.command_line(), "versions": provenance.versions()}
         store.replace_rows(output, [{**row, **about} for row in rows], "run")
 
 

@@ -20,7 +20,7 @@ import typer
 
 import kgmlm
 from kgmlm.core.tables import write_tsv
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 
 COMPANIES = 400
 ERAS = {
@@ -89,8 +89,8 @@ def measured(seed: int, model: str, attributes: bool) -> dict[str, Any]:
             "valid": round(valid["mrr"], 5),
             "test": round(report.metrics["both.realistic.inverse_harmonic_mean_rank"], 5),
             "tails": {name: round(of["tail"]["mrr"], 5) for name, of in relations.items()},
-            "versions": record.versions(),
-            "hardware": record.hardware(),
+            "versions": provenance.versions(),
+            "hardware": provenance.hardware(),
         }
 
 

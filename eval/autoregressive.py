@@ -21,7 +21,7 @@ import store
 import typer
 
 import kgmlm
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.runs.options import RankingOptions
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -72,8 +72,8 @@ def measured(graph: str, model: str, seed: int, weight: float, epochs: float) ->
             "test_conditional": second[0],
             "ms": first[1],
             "ms_conditional": second[1],
-            "versions": record.versions(),
-            "hardware": record.hardware(),
+            "versions": provenance.versions(),
+            "hardware": provenance.hardware(),
         }
 
 

@@ -24,7 +24,7 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
 from kgmlm.ranking.ranker import PlainScorer
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 
 RULES = ("constant", "frequency", "mirror", "mirror, then frequency")
 
@@ -70,7 +70,7 @@ def main(
             shown = [metrics[f"both.realistic.{k}"] for k in ("inverse_harmonic_mean_rank", "hits_at_10")]
             print(f"{name}  {rule}  MRR {shown[0]:.4f}  Hits@10 {shown[1]:.4f}", flush=True)
     if output is not None:
-        write_rows(output, rows, versions=record.versions(), command=record.command_line())
+        write_rows(output, rows, versions=provenance.versions(), command=provenance.command_line())
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.ranking.constraints import Constraint, Functional, Typed
 from kgmlm.ranking.ranker import Mixture, Ranker
-from kgmlm.runs import record
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs import provenance
+from kgmlm.runs.opened import open_folder, untuned_ranker
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reading
@@ -63,7 +63,7 @@ class Remembering(Ranker):
 def opened(path: Path) -> Remembering:
     """A run's ranker, with rules and types in any case."""
     run = open_folder(path)
-    untuned = run.untuned()
+    untuned = untuned_ranker(run)
     ranker = Remembering(untuned.reader, {}, untuned.mixture, untuned.possible)
     ranker.remembered = {}
     signals = dict(untuned.signals)
@@ -121,8 +121,8 @@ def main(
         for row in of_run(path, max_triples):
             figures = [row[key] for key in ("valid_mrr", *METRICS)]
             print(row["run"], row["signals"], row["mask"], *figures, flush=True)
-            how = {"versions": record.versions(), "hardware": record.hardware()}
-            rows.append({**row, **how, "command": record.command_line()})
+            how = {"versions": provenance.versions(), "hardware": provenance.hardware()}
+            rows.append({**row, **how, "command": provenance.command_line()})
     store.replace_rows(output, rows, "run")
 
 

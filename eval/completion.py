@@ -22,7 +22,7 @@ import store
 import typer
 
 import kgmlm
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 
 LEAST = 0.1  # the least probability that is listed
 KEPT = ("queries", "top", "known", "min_probability", "listed", "probabilities", "report")
@@ -46,9 +46,9 @@ def row(
         **{key: made[key] for key in KEPT},
         "queries_per_second": round(scored / max(made["seconds"], 1e-9), 1) if scored else None,
         "workers": workers or 1,
-        "command": record.command_line(),
-        "hardware": record.hardware(),
-        "versions": record.versions(),
+        "command": provenance.command_line(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
     }
 
 

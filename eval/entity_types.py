@@ -23,7 +23,7 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Constraint, Functional, Possible, Typed
 from kgmlm.ranking.ranker import PlainScorer
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.signals.base import Pool
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reading
@@ -95,8 +95,8 @@ def main(
         for row in of_dataset(name, split):
             shown = [f"{row[key.split('.')[-1]]:.4f}" for key in KEYS]
             print(name, split, row["rung"], *shown, row["constraints"], flush=True)
-            how = {"versions": record.versions(), "hardware": record.hardware()}
-            rows.append({**row, **how, "command": record.command_line()})
+            how = {"versions": provenance.versions(), "hardware": provenance.hardware()}
+            rows.append({**row, **how, "command": provenance.command_line()})
     store.replace_rows(output, rows, "dataset", "split", "rung")
 
 

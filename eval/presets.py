@@ -21,7 +21,7 @@ import typer
 
 import kgmlm
 from kgmlm.core.config import Settings
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.training.recipes import PRESETS, Preset, recipe_of
 
 # Beside "balanced": settings by section; a number of "times" is of the preset's own epochs.
@@ -112,7 +112,7 @@ def measured(
             row["test"] = on_test(run)
             if unseen:
                 row["test_unseen"] = on_test(run, f"{name}-ind")
-        return row | {"versions": record.versions(), "hardware": record.hardware()}
+        return row | {"versions": provenance.versions(), "hardware": provenance.hardware()}
 
 
 def main(

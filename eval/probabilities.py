@@ -31,7 +31,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.prediction.calibration import Calibration, Sample, calibrate, figures, shifted, temperature_of
 from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, features
 from kgmlm.ranking.ranker import Scorer
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.runs.opened import open_ranker
 
 SHARES = {"1:1": 0.5, "1:99": 0.01}
@@ -149,8 +149,8 @@ def row(name: str, triples: int, epochs: int, dimension: int, relations: int) ->
             + [f"--complex {epochs} --dimension {dimension}"] * bool(epochs)
             + [f"--relations {relations}"] * bool(relations)
         ),
-        "hardware": record.hardware(),
-        "versions": record.versions(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
     }
 
 

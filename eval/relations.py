@@ -28,7 +28,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.prediction.calibration import fitted, read_calibration, temperature_of
 from kgmlm.prediction.features import features
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.runs.opened import open_ranker
 from kgmlm.signals.likelihood_torch import rank_candidates
 from kgmlm.text.linearization import Linearization, Segment
@@ -132,9 +132,9 @@ def row(name: str, split: str, count: int) -> dict[str, Any]:
         },
         "weights": best,
         "seconds": seconds,
-        "command": record.command_line(),
-        "hardware": record.hardware(),
-        "versions": record.versions(),
+        "command": provenance.command_line(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
     }
 
 

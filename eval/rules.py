@@ -25,7 +25,7 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Possible
 from kgmlm.ranking.ranker import PlainScorer
-from kgmlm.runs import record
+from kgmlm.runs import provenance
 from kgmlm.signals import rows_of
 from kgmlm.signals.base import Pool
 from kgmlm.signals.rules import Applied, Rules
@@ -99,9 +99,9 @@ def main(
         rows.append(
             {
                 **row,
-                "versions": record.versions(),
-                "hardware": record.hardware(),
-                "command": record.command_line(),
+                "versions": provenance.versions(),
+                "hardware": provenance.hardware(),
+                "command": provenance.command_line(),
             }
         )
         shown = [f"{row['metrics'][f'both.realistic.{k}']:.4f}" for k in SHOWN]

@@ -26,7 +26,7 @@ from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import SPLITS, Queries, repeated
 from kgmlm.graphs.splits import describe_split, split_notes, split_random, split_unseen
 from kgmlm.graphs.storage import CHECKING, check_dataset
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import find_pack, is_pack
 from kgmlm.runs.run import Run, path_of
 from kgmlm.text.linearization import linearize as linearize_queries

@@ -59,11 +59,11 @@ from kgmlm.prediction.features import FEATURES
 from kgmlm.prediction.listing import read_list
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.retrieval import FOLDER
-from kgmlm.runs.folder import MIXTURE, open_folder
 from kgmlm.runs.index import build_index
-from kgmlm.runs.opened import open_retrieval, save_index
+from kgmlm.runs.opened import open_folder, open_retrieval, tuned_ranker
 from kgmlm.runs.packs import CONTENTS, unpack
-from kgmlm.runs.record import TunedWeights, checkpoints
+from kgmlm.runs.tuned import MIXTURE, TunedWeights
+from kgmlm.runs.writing import checkpoints, save_signal, save_tuned
 from kgmlm.sharing.info import info
 from kgmlm.sharing.pack import pack
 from kgmlm.signals.kge import KGE
@@ -138,8 +138,8 @@ class Fuzzer:
     def _complete(self, run: Path) -> None:
         opened = open_folder(run)
         kge = KGE.fit(opened.graph, KGESettings(dimension=4, epochs=1))
-        opened = opened.save_signal(kge)
-        opened.save_tuned(TunedWeights(opened.tuned.mixture.evenly("kge", 1.0)))
+        opened = save_signal(opened, kge)
+        opened = save_tuned(opened, TunedWeights(opened.tuned.mixture.evenly("kge", 1.0)))
         rng = np.random.default_rng(0)
         labels = np.arange(200) % 2 == 0
         features = rng.normal(size=(200, len(SIDES), len(FEATURES))) + labels[:, None, None]
@@ -148,8 +148,8 @@ class Fuzzer:
         of = opened.scored_by
         by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
         calibration.save_calibration(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
-        ranker = open_folder(run).ranker("cpu")
-        save_index(opened, build_index(ranker, opened.graph))
+        ranker = tuned_ranker(open_folder(run), "cpu")
+        build_index(ranker, opened.graph).save(opened.path / FOLDER)
 
     def _ranks(self) -> pa.Table:
         rows = [
@@ -322,7 +322,7 @@ class Fuzzer:
 
     def _use(self, run: Path, index: bool = False) -> None:
         opened = open_folder(run)
-        ranker = opened.ranker("cpu")
+        ranker = tuned_ranker(opened, "cpu")
         predictor = Predictor(opened.graph, ranker)
         if index:
             predictor.retrieval = open_retrieval(opened, ranker, 10)

@@ -11,7 +11,7 @@ from conftest import Cli
 from trainings import go, losses
 
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.training.loop import train
 from kgmlm.training.start import resume_run
 
@@ -43,7 +43,7 @@ def test_scores_are_those_of_the_cpu(toy: KnowledgeGraph, tmp_path: Path) -> Non
     queries, _ = toy.queries("test")
     scores = {}
     for device in ("cpu", "cuda"):
-        ((at, scores_BN),) = run.ranker(device).rank(queries)
+        ((at, scores_BN),) = tuned_ranker(run, device).rank(queries)
         scores[device] = scores_BN.cpu()[at.argsort()]
     torch.testing.assert_close(scores["cuda"], scores["cpu"], rtol=1e-4, atol=1e-4)
 

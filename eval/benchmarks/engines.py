@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 import kgmlm
-from kgmlm.runs import record as record_module
+from kgmlm.runs import provenance
 
 ENGINES: dict[str, int | None] = {"1 process": None, "Ray, 2 workers": 2}  # workers of Ray
 
@@ -99,9 +99,9 @@ def main(
         "cores": os.cpu_count(),
         "load_average": [round(x, 1) for x in os.getloadavg()],
         "engines": rows,
-        "hardware": record_module.hardware(),
-        "versions": record_module.versions(),
-        "command": record_module.command_line(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "command": provenance.command_line(),
     }
     text = json.dumps(record, indent=2)
     print(text)

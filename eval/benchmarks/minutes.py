@@ -36,7 +36,8 @@ from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import PlainScorer
-from kgmlm.runs import record
+from kgmlm.runs import provenance
+from kgmlm.runs.opened import tuned_ranker
 
 GRAPHS = ("wn18rr", "fb15k237", "wn18rr-v1", "umls", "services")
 WHO = ("kgmlm", *RIVALS)
@@ -71,7 +72,7 @@ class Bench:
         """A row, and its ranks for comparisons."""
         row = {"graph": self.name, "who": who, "minutes": minutes, "valid": round(valid, 4)}
         row |= {"test": round(float(test_B.mean()), 4), **about}
-        row |= {"versions": record.versions(), "hardware": record.hardware()}
+        row |= {"versions": provenance.versions(), "hardware": provenance.hardware()}
         file = self.folder / f"{self.name} {who} {minutes:g}"
         np.save(file.with_name(f"{file.name}.npy"), test_B.astype(np.float32))
         file.with_name(f"{file.name}.json").write_text(json.dumps(row), "utf-8")
@@ -86,7 +87,7 @@ class Bench:
             )
             taken = (time.monotonic() - began) / 60
             chosen = run.folder.tuned.by["valid"]
-            test_B = reciprocal(run.folder.ranker(), run.folder.graph, "test", TESTED)
+            test_B = reciprocal(tuned_ranker(run.folder), run.folder.graph, "test", TESTED)
             alone = {stage: round(of["mrr"], 4) for stage, of in chosen.items()}
             self.keep(
                 "kgmlm", minutes, list(chosen.values())[-1]["mrr"], test_B, taken=round(taken, 2), seed=seed,

@@ -41,7 +41,7 @@ def main(
     """Measure and print one JSON object."""
     from kgmlm import open_run
     from kgmlm.graphs.datasets import read_entities
-    from kgmlm.runs import record
+    from kgmlm.runs import provenance
 
     predictor = open_run(run, device="cpu").predictor
     words = sorted({w for s in predictor.graph.entities.column("surface") for w in s.split()})
@@ -70,9 +70,9 @@ def main(
         "second_query_s": round(second - first, 2),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "peak_mb_before": before // 1024,
-        "hardware": record.hardware(),
-        "versions": record.versions(),
-        "command": record.command_line(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "command": provenance.command_line(),
     }
     text = json.dumps(report, indent=2)
     print(text)

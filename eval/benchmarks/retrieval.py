@@ -36,8 +36,9 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import Retrieval, Retriever, require_faiss, shortlist
 from kgmlm.runs import folder as folder_module
-from kgmlm.runs import record as record_module
+from kgmlm.runs import provenance
 from kgmlm.runs.index import build_index
+from kgmlm.runs.opened import tuned_ranker
 from kgmlm.text.reader import Reading, SpanOutput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -65,7 +66,7 @@ def compose(path: Path, run: Path, count: int, seed: int) -> None:
     opened = folder_module.open_folder(run)
     surfaces = opened.graph.entities.column("surface")
     words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
-    tokens = opened.ranker("cpu").reader.tokenizer.candidates(words, None, end_of_name=False).lengths_N
+    tokens = tuned_ranker(opened, "cpu").reader.tokenizer.candidates(words, None, end_of_name=False).lengths_N
     words = [w for w, n in zip(words, tokens.tolist(), strict=True) if n == 1]
     taken = set(surfaces)
     rng = np.random.default_rng(seed)
@@ -298,9 +299,9 @@ def main(
                 rows += pool.submit(measure, Plan(run, kind, new, factory, seed)).result()
     report = {
         "rows": rows,
-        "hardware": record_module.hardware(),
-        "versions": record_module.versions(),
-        "command": record_module.command_line(),
+        "hardware": provenance.hardware(),
+        "versions": provenance.versions(),
+        "command": provenance.command_line(),
     }
     if output is not None:
         store.write_lines(output, report)

@@ -169,38 +169,40 @@ def vectors(graph: Path, run: Path, model: str) -> dict[str, float]:
 
     from kgmlm.core import digests, files
     from kgmlm.core.config import dump_settings
-    from kgmlm.runs import folder as folder_module
-    from kgmlm.runs import opened as opened_module
+    from kgmlm.runs.entity_vectors import PART, PARTS_FOLDER, read_entities
+    from kgmlm.runs.models import open_text
+    from kgmlm.runs.opened import open_folder
+    from kgmlm.runs.writing import save_tuned
 
     plain = run.with_name(run.name.removesuffix("-vectors"))
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(plain, run, copy_function=os.link, ignore=shutil.ignore_patterns("index", "ranks"))
-    settings = folder_module.open_folder(plain).settings
+    settings = open_folder(plain).settings
     settings = settings.model_copy(update={"vector": settings.vector.model_copy(update={"enabled": True})})
     with files.atomic_file(run / "config.toml") as temporary:
         temporary.write_text(dump_settings(settings), "utf-8")
     record = json.loads((run / "run.json").read_bytes())
     record["files"]["config.toml"] = [digests.Digest.of(run / "config.toml").model_dump()]
     files.write_json(run / "run.json", record)
-    opened = folder_module.open_folder(run)
+    opened = open_folder(run)
     rng, count = np.random.default_rng(0), len(opened.graph.entities)
-    read = opened.text_ranker("cpu").vectors.of(np.sort(rng.choice(count, 4096, replace=False))).numpy()
+    read = open_text(opened, "cpu").vectors.of(np.sort(rng.choice(count, 4096, replace=False))).numpy()
     energy, axes = np.linalg.eigh(np.cov(read.T))
     spread = (axes * np.sqrt(energy.clip(0))).T.astype(np.float32) / 2
-    parts = run / opened_module.PARTS_FOLDER
+    parts = run / PARTS_FOLDER
     parts.mkdir()
-    model_sha = files.sha256(opened.model_folder / "model.safetensors")
-    files.write_json(parts / "about.json", {"model": model_sha, "size": opened_module.PART})
-    for start in range(0, count, opened_module.PART):
-        size = min(opened_module.PART, count - start)
+    model_sha = digests.sha256(opened.model_folder / "model.safetensors")
+    files.write_json(parts / "about.json", {"model": model_sha, "size": PART})
+    for start in range(0, count, PART):
+        size = min(PART, count - start)
         drawn = (
             rng.standard_normal((size, len(spread)), np.float32) @ spread
             + read[rng.integers(4096, size=size)]
         )
         drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-        np.save(parts / f"part-{start // opened_module.PART:06}.npy", drawn)
-    opened_module.read_entities(opened, "cpu")  # which finds all of them read
-    opened.save_tuned(replace(opened.tuned, mixture=opened.tuned.mixture.evenly("vector", 10.0)))
+        np.save(parts / f"part-{start // PART:06}.npy", drawn)
+    opened = read_entities(opened, "cpu")  # which finds all of them read
+    save_tuned(opened, replace(opened.tuned, mixture=opened.tuned.mixture.evenly("vector", 10.0)))
     return {"seconds": cpu()}
 
 

@@ -27,7 +27,7 @@ import psutil
 import typer
 
 from kgmlm import open_run
-from kgmlm.runs import record as record_module
+from kgmlm.runs import provenance
 
 WAYS = {"batches": (), "one at a time": ("--batch-size", "1", "--window", "0")}
 COLUMNS = {"p50_ms": "50%", "p95_ms": "95%", "p99_ms": "99%"}
@@ -115,9 +115,9 @@ def main(
         "seconds": seconds,
         "rounds": rounds,
         "rows": rows,
-        "versions": record_module.versions(),
-        "hardware": record_module.hardware(),
-        "command": record_module.command_line(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "command": provenance.command_line(),
     }
     print(json.dumps(record, indent=1))
     if output is not None:

@@ -31,7 +31,7 @@ import numpy as np
 
 import kgmlm
 from kgmlm.core import files
-from kgmlm.runs.record import versions
+from kgmlm.runs.provenance import versions
 
 ROOT = Path(__file__).parents[2]
 RUNTIMES = ("torch", "onnx")

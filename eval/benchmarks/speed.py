@@ -190,7 +190,7 @@ def others(model_path: str, graph: Any, steps: int, costs: Costs) -> None:
 
 def starts(run: Path, folder: Path, environment: dict[str, str]) -> dict[str, float]:
     """CPU seconds of commands of a checkout, from their start to their end."""
-    from kgmlm.runs.folder import open_folder
+    from kgmlm.runs.opened import open_folder
 
     run = run.resolve()
     graph = open_folder(run).graph
@@ -242,7 +242,7 @@ def main(
             begun = opened[name]
             found[name].append(cost | (starts(begun, folder, environment) if begun else {}))
             print(name, found[name][-1], file=sys.stderr)
-    from kgmlm.runs import record
+    from kgmlm.runs import provenance
 
     medians = {
         name: {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
@@ -251,9 +251,9 @@ def main(
     report: dict[str, Any] = {
         "cpu_seconds": {n: {p: round(v, 4) for p, v in parts.items()} for n, parts in medians.items()},
         "rounds": rounds,
-        "versions": record.versions(),
-        "hardware": record.hardware(),
-        "command": record.command_line(),
+        "versions": provenance.versions(),
+        "hardware": provenance.hardware(),
+        "command": provenance.command_line(),
     }
     if against is not None:
         shared = [p for p in medians["this"] if p in medians["other"]]

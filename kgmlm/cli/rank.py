@@ -312,8 +312,8 @@ def rules(
 ) -> None:
     """Show the rules that a run has mined (`kgmlm tune RUN --add rules`), the most confident first."""
     from kgmlm.core.tables import write_tsv
-    from kgmlm.runs.record import check_result
     from kgmlm.runs.run import open_run
+    from kgmlm.runs.writing import check_result
     from kgmlm.signals.rule_set import as_rows
 
     if output is not None:

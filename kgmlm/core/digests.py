@@ -1,14 +1,13 @@
 """Digests of files: sizes and SHA-256, kept when files are written and checked when they are read.
 
-A folder that is written whole has a manifest in it. While a single file is replaced, the digests of the old
-and the new one are both accepted, so that a kill in the midst of it leaves a good run good.
+A folder that is written whole has a manifest in it. Of a file that is being replaced, several digests are
+accepted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,12 @@ RESTORE = "restore it from a copy, or train the run again"
 
 
 RETIRED = ("reranking", "reranker")  # keys that JSON files of packs still have
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class StrictModel(BaseModel):
@@ -57,7 +62,7 @@ class Digest(StrictModel):
     @classmethod
     def of(cls, path: Path) -> Digest:
         """Return the digest of a file."""
-        return cls(size=path.stat().st_size, sha256=files.sha256(path))
+        return cls(size=path.stat().st_size, sha256=sha256(path))
 
 
 Accepted = dict[str, list[Digest | None]]  # by name below a folder; None: it need not be there
@@ -93,11 +98,20 @@ def read_manifest(folder: Path, remedy: str = RESTORE) -> Accepted | None:
         RunError: when it is damaged.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    return parse_manifest(path.read_bytes() if path.is_file() else None, path, remedy)
+
+
+def parse_manifest(data: bytes | None, path: Path, remedy: str = RESTORE) -> Accepted | None:
+    """The digests in the contents of a manifest; None where there is none.
+
+    Raises:
+        RunError: naming ``path``, when they are damaged.
+    """
+    if data is None:
         return None
     try:
-        return of_json(files.parse_json(path.read_bytes())["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return of_json(files.parse_json(data)["files"])
+    except (ValueError, KeyError, TypeError):
         raise RunError(f"{path} is damaged; {remedy}") from None
 
 
@@ -129,7 +143,7 @@ def check(
             sizes = " or ".join(f"{d.size:,}" for d in digests if d is not None) or "0"
             count = f"{size:,} byte{'' if size == 1 else 's'}"
             raise RunError(f"{path} has {count} instead of the {sizes} that were written; {remedy}")
-        if contents and files.sha256(path) not in alike:
+        if contents and sha256(path) not in alike:
             raise RunError(f"{path} has other contents than were written; {remedy}")
 
 
@@ -145,27 +159,4 @@ def sha(accepted: Mapping[str, list[Digest | None]], name: str, folder: Path) ->
     kept = accepted.get(name) or []
     if len(kept) == 1 and kept[0] is not None:
         return kept[0].sha256
-    return files.sha256(folder / name)
-
-
-@contextmanager
-def replacing(
-    path: Path, accepted: Accepted | None, keep: Callable[[Accepted], None], below: Path | None = None
-) -> Iterator[Path]:
-    """A path to write to, which takes the place of a file of which a digest is kept.
-
-    Args:
-        accepted: the digests of the file's folder; None where nobody keeps any.
-        keep: called with what is accepted from then on: before the file is replaced, and after.
-        below: the folder whose digests these are; None is the one that the file is in.
-    """
-    name = path.relative_to(below or path.parent).as_posix()
-    new: list[Digest | None] = []
-    with files.atomic_file(path) as temporary:
-        yield temporary
-        if accepted is not None:
-            new = [Digest.of(temporary)]
-            old = accepted.get(name) or [Digest.of(path) if path.is_file() else None]
-            keep({**accepted, name: [*old, *new]})
-    if accepted is not None:
-        keep({**accepted, name: new})
+    return sha256(folder / name)

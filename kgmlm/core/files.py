@@ -43,12 +43,6 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int6
 _WIDTHS = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read_bytes(path: Path) -> bytes:
     """A file's bytes, ungzipped by its suffix."""
     try:
@@ -391,11 +385,6 @@ def _beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def unsettled(folder: Path) -> bool:
-    """Return whether a replacement in this folder was cut short, so that :func:`recover_in` is needed."""
-    return any(found and found["whole"] for found in map(_temporary, _listed(folder)))
-
-
 def is_unsettled(path: Path) -> bool:
     """Return whether replacing this folder was cut short, so that :func:`recover` is needed."""
     return any(os.path.lexists(_sibling(path, suffix)) for suffix in (_NEW, _OLD))
@@ -427,8 +416,8 @@ def is_temporary(path: Path) -> bool:
 
 
 def _temporary(name: str) -> re.Match[str] | None:
-    """The pattern of temporary names: the ``name`` of the file, and whether it is ``whole``."""
-    whole = f"(?P<whole>{re.escape(_NEW)}|{re.escape(_OLD)})"
+    """The pattern of temporary names, with the ``name`` of the file."""
+    whole = f"{re.escape(_NEW)}|{re.escape(_OLD)}"
     return re.fullmatch(rf"\.(?P<name>.+?)({whole}|\.\w+{re.escape(_PART)})", name)
 
 

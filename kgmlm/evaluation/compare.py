@@ -18,7 +18,7 @@ from kgmlm.core.errors import DataError, check_numbers
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Result
 from kgmlm.evaluation.metrics import KEY, SIDES, Ranks
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import find_pack, unpack
 from kgmlm.runs.run import Run, path_of
 

@@ -22,12 +22,15 @@ from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
-from kgmlm.runs.folder import RunFolder, open_folder
-from kgmlm.runs.opened import OpenedRun, computed_by, open_run_model, read_vectors
+from kgmlm.runs.entity_vectors import read_vectors
+from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.opened import OpenedRun, computed_by, open_folder, open_run_model
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
-from kgmlm.runs.record import check_result, command_line, steady
+from kgmlm.runs.provenance import command_line, hardware, past_graphs, versions
 from kgmlm.runs.run import Run, path_if, path_of
+from kgmlm.runs.tuned import SECOND
+from kgmlm.runs.writing import check_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +55,7 @@ def scope_of(
         other: another graph, which is asked about instead.
         allowed: as of :meth:`~kgmlm.evaluation.task.Scope.inductive`.
     """
-    earlier, gone = run.past()
+    earlier, gone = past_graphs(run)
     if gone:
         watch.tell(
             f"began with models of {', '.join(gone)} that are gone: leaks from their training are not checked"
@@ -67,19 +70,14 @@ def open_scorer(
 ) -> OpenedRun:
     """Open a run's model; a :class:`Run` keeps its model loaded until its weights on disk change."""
     graph = scope.graph
-    if run is None or not (run.loaded_digest or graph is run.graph):
+    if run is None or not (run.is_open or graph is run.graph):
         return open_run_model(folder, options, graph, watch.tell)
-
-    def read() -> OpenedRun:
-        now = folder.now()
-        if run.loaded_digest not in ("", now.scores_digest):
-            run.reopen()
-        predictor = run.open(watch, batch_size)
-        ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
-        # All are scored, unless an index is asked for.
-        return OpenedRun(now, ranker, predictor.retrieval if options.retrieve else None)
-
-    return steady(folder.path, read)
+    if run.is_open and not run.folder.is_current():
+        run.reopen()
+    predictor = run.open(watch, batch_size)
+    ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
+    # All are scored, unless an index is asked for.
+    return OpenedRun(run.folder, ranker, predictor.retrieval if options.retrieve else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -417,7 +415,6 @@ def whole_report(
     Args:
         unchecked: datasets of earlier runs that could not be checked for leaks.
     """
-    from kgmlm.runs.record import SECOND, hardware, versions
     from kgmlm.signals import SIGNALS
 
     ranker = opened.ranker

@@ -158,7 +158,7 @@ def _parse(path: Path) -> Card:
 
 
 def _verify(path: Path, source: Source) -> Path:
-    actual = files.sha256(path)
+    actual = digests.sha256(path)
     if source.sha256 and actual != source.sha256:
         raise DataError(
             f"{path} has the wrong checksum (sha256 {actual[:12]}…, the card says {source.sha256[:12]}…); "

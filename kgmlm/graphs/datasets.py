@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from kgmlm.core import files, tables
 from kgmlm.core.arrays import BoolArray
+from kgmlm.core.digests import sha256
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.machine import release_memory
 from kgmlm.core.tables import (
@@ -408,7 +409,7 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         splits,
         texts,
         extra_entities=extra,
-        sources={p.name: files.sha256(p) for p in paths.values()},
+        sources={p.name: sha256(p) for p in paths.values()},
         negatives=negatives,
     )
     _check_headers(paths, graph, skip_header)
@@ -432,7 +433,7 @@ def _with_attributes(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
         graph,
         entities=described(graph.entities, attributes),
         notes={**graph.notes, **notes},
-        sources={**graph.sources, path.name: files.sha256(path)},
+        sources={**graph.sources, path.name: sha256(path)},
     )
 
 
@@ -491,7 +492,7 @@ def load_graph(
         card.name,
         splits,
         texts,
-        sources={s.path: s.sha256 or files.sha256(sources.path(s.path)) for s in card.source},
+        sources={s.path: s.sha256 or sha256(sources.path(s.path)) for s in card.source},
     )
 
 

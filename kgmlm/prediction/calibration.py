@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -36,10 +35,13 @@ from kgmlm.prediction.features import FEATURES, KINDS_OF_NEGATIVES, Negatives, f
 from kgmlm.prediction.list_calibration import QUERIES, drawn, fit_lists
 from kgmlm.ranking.likely import ListCalibration, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.ranking.trees import Trees
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
-from kgmlm.runs.opened import constraints_of, open_retrieval, shortlist_of
+from kgmlm.runs.opened import constraints_of, open_retrieval, second_stage, tuned_ranker, with_stages
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import TREES, command_line
+from kgmlm.runs.provenance import command_line
+from kgmlm.runs.tuned import TREES
+from kgmlm.runs.writing import remove_file, replacing
 
 SIDES = ("tail", "head")  # the tail as the answer of (head, relation, ?), and the head
 FITTED_AT = 0.5  # share of true triples that probabilities are fitted at
@@ -573,7 +575,7 @@ def fitted(
             "makes some before training"
         )
     quiet_transformers()
-    ranker = run.ranker(device, rerank=False).unreranked()
+    ranker = tuned_ranker(run, device, rerank=False).unreranked()
     ranker.reduce(precision == "bf16")
     with watch:
         found, sample, held = calibrate(
@@ -608,12 +610,15 @@ def _lists(
     """
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
     asked = drawn(run.graph, typed.askable, most or 10 * QUERIES, options.pop("seed"))
-    retrieval = open_retrieval(run, ranker, shortlist_of(run) or None)
+    retrieval = open_retrieval(run, ranker, run.shortlist)
     options |= {"retrieval": retrieval}
     found = [fit_lists(ranker, run.graph, asked, advance=partial(watch, "ranking validation"), **options)]
-    uses, whole = run.tuned.active, run.staged(ranker, run.tuned.uses)
+    uses = run.tuned.active
+    whole = with_stages(run, ranker, uses)
     if TREES in uses:  # of which validation is asked as new queries will be
-        whole = whole.with_stage(run.trees(uses[TREES]).of_unseen())
+        trees = second_stage(run, TREES, uses[TREES])
+        assert isinstance(trees, Trees)
+        whole = whole.with_stage(trees.of_unseen())
     if uses:
         advance = partial(watch, "reranking validation")
         found.append(fit_lists(whole, run.graph, asked, advance=advance, **options))
@@ -622,19 +627,13 @@ def _lists(
 
 def save_calibration(run: RunFolder, calibration: Calibration) -> None:
     """Keep with a run what was fitted to it."""
-    folder = run.model_folder
-    keep = partial(digests.write_manifest, folder)
-    with digests.replacing(run.path / FILE, digests.read_manifest(folder), keep) as temporary:
+    with replacing(run.path, FILE) as temporary:
         files.write_json(temporary, calibration.model_dump(mode="json"))
 
 
 def drop_calibration(run: RunFolder) -> None:
     """Remove the probabilities of a run, if it has any."""
-    known = digests.read_manifest(run.model_folder)
-    (run.path / FILE).unlink(missing_ok=True)
-    if known is not None:
-        left = {name: of for name, of in known.items() if name != Path(FILE).name}
-        digests.write_manifest(run.model_folder, left)
+    remove_file(run.path, FILE)
 
 
 def read_calibration(run: RunFolder) -> Calibration | None:
@@ -644,11 +643,11 @@ def read_calibration(run: RunFolder) -> Calibration | None:
         RunError: when it is damaged, or the run has changed since.
     """
     path = run.path / FILE
-    if not path.is_file():
+    if FILE not in run.contents:
         return None
     again = f"`kgmlm calibrate {quoted(run.path)}` makes it again"
     try:
-        found = Calibration.of_json(path.read_bytes())
+        found = Calibration.of_json(run.contents[FILE])
     except ValidationError as error:
         raise RunError(f"{path} is damaged: {digests.fault(error)}; {again}") from None
     except ValueError as error:

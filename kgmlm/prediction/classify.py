@@ -29,10 +29,10 @@ from kgmlm.prediction.calibration import LACKING, SIDES, TRIPLES, Calibration
 from kgmlm.prediction.features import FEATURES, features
 from kgmlm.ranking.likely import temperature_of
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import RunFolder, open_folder
-from kgmlm.runs.opened import open_ranker, read_vectors
+from kgmlm.runs.entity_vectors import read_vectors
+from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.opened import open_folder, open_ranker
 from kgmlm.runs.options import ComputeKeywords, RankingOptions
-from kgmlm.runs.packs import find_pack, is_unpacked
 from kgmlm.runs.run import Run, open_run, path_of, writes_run
 
 if TYPE_CHECKING:
@@ -494,7 +494,7 @@ def _calibration(
     if found is not None:
         return found
     path = folder.path
-    if find_pack(path) is not None or is_unpacked(path) or not os.access(path / "model", os.W_OK):
+    if folder.is_unpacked or not os.access(path / "model", os.W_OK):
         how = "`kgmlm calibrate RUN` keeps them, for a pack `kgmlm pack PACK --calibrate --output NEW`"
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
         return fitted(

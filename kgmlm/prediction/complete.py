@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from kgmlm.core import files
+from kgmlm.core import digests
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers, counted, printable
 from kgmlm.core.files import as_path, locked
@@ -43,12 +43,14 @@ from kgmlm.prediction.listing import (
     write_list,
 )
 from kgmlm.prediction.merged import LEAST as MIN_TRUE
-from kgmlm.runs.folder import MIXTURE, RunFolder, graph_digests, open_folder
-from kgmlm.runs.opened import answering, constraints_of, open_ranker, read_vectors
+from kgmlm.runs.entity_vectors import read_vectors
+from kgmlm.runs.folder import RunFolder, graph_digests
+from kgmlm.runs.opened import answering, constraints_of, open_folder, open_ranker
 from kgmlm.runs.options import RankingKeywords, RankingOptions
 from kgmlm.runs.packs import find_pack
-from kgmlm.runs.record import TREES, check_result
 from kgmlm.runs.run import Run, path_of
+from kgmlm.runs.tuned import MIXTURE, TREES
+from kgmlm.runs.writing import check_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +65,7 @@ TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parque
 
 def made_of(run: RunFolder) -> str:
     """A digest of the models, weights and graph of a run, as lists of its new triples have it."""
-    weights = files.sha256(run.path / MIXTURE)
+    weights = hashlib.sha256(run.contents[MIXTURE]).hexdigest()
     made = {**run.fingerprints, "weights": weights, "graph": graph_digests(run.record)}
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
@@ -142,7 +144,7 @@ class Plan:
 
     def about(self) -> dict[str, Any]:
         """The values that parts depend on."""
-        graph = self.graph
+        graph, listed = self.graph, self.options.candidates
         digest = hashlib.sha256()
         for split in dict.fromkeys(("train", "valid", *self.known)):
             digest.update(np.ascontiguousarray(graph.triples(split)).tobytes())
@@ -158,7 +160,7 @@ class Plan:
             "typed": self.options.typed,
             "functional": self.options.functional,
             "unlinked": self.options.unlinked,
-            "candidates": None if (listed := self.options.candidates) is None else files.sha256(Path(listed)),
+            "candidates": None if listed is None else digests.sha256(Path(listed)),
             "scores": self.options.scores,
             "precision": self.options.precision,
             "batch_size": self.batch_size,

@@ -23,7 +23,7 @@ from kgmlm.core.results import Outcome
 from kgmlm.core.tables import CsvFile, for_spreadsheet
 from kgmlm.importing.neo4j import Server, write_server
 from kgmlm.prediction.listing import read_list
-from kgmlm.runs.record import check_result
+from kgmlm.runs.writing import check_result
 
 BASE = "urn:kgmlm:"  # prefix that makes an IRI of a label that is none
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"

@@ -251,7 +251,6 @@ class Listed:
             DataError: when the file is no such table.
             QueryError: naming the first line whose entity, relation or side there is not.
         """
-        find, found = Resolver(graph), defaultdict[tuple[str, Target], set[str]](set)
 
         def check(header: Sequence[str]) -> None:
             more = set(header) - {"entity", "relation", "side"}
@@ -259,7 +258,9 @@ class Listed:
                 wrong = "has no column entity" if "entity" not in header else f"has a column '{min(more)}'"
                 raise DataError(f"{path} {wrong}; its columns are entity and, if you like, relation and side")
 
-        for where, row in named_rows(path, "entity", check):
+        rows = named_rows(path, "entity", check)
+        find, found = Resolver(graph), defaultdict[tuple[str, Target], set[str]](set)
+        for where, row in rows:
             try:
                 label = graph.entities[find.entity(row["entity"])].label
                 relation = row.get("relation", "")

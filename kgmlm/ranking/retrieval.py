@@ -599,3 +599,41 @@ def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
     """The index with further entities of the ranker's context; nothing is rebuilt."""
     part = entity_part(searched(ranker).of(ids), np.arange(len(ids)), "Flat")
     return retriever.with_added(replace(part, ids=ids))
+
+
+FINGERPRINTED = 4096  # entities by whose vectors an index and a run are compared
+
+
+def vectors_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
+    """A digest of the vectors that an index of the first ``count`` entities is made from.
+
+    Args:
+        looked_at: so many of these entities' vectors, evenly spaced: of another model all are different.
+    """
+    rows = np.linspace(0, max(0, count - 1), looked_at).round().astype(np.int64)
+    return fingerprint(searched(ranker).of(rows))
+
+
+def open_index(run: Path, ranker: Ranker, count: int) -> Retriever:
+    """The saved index of a run; entities that the ranker has beyond the run's own are added to it.
+
+    Args:
+        run: its folder.
+        count: the number of entities of the run's own graph.
+
+    Raises:
+        RunError: when there is none, it is damaged, or it was made of another model or other entities.
+    """
+    by, retriever = searched(ranker), Retriever.load(run / FOLDER)
+    record, part = retriever.record, retriever.part
+    fits = not (part.ids >= count).any() and part.width == by.width
+    now = vectors_fingerprint(ranker, count, record.get("looked_at", count))
+    if (record.get("entities"), record.get("fingerprint")) != (count, now) or not fits:
+        raise RunError(
+            f"{run / FOLDER} was made of another model or other entities than the run has now; build it "
+            f"again with `kgmlm index {quoted(run)}`"
+        )
+    if ranker.reader.model.device.type == "cuda":
+        retriever = retriever.on_gpu()
+    new = np.arange(count, len(ranker.context.entities))
+    return added(ranker, retriever, new) if len(new) else retriever

@@ -16,7 +16,7 @@ from typing import Any
 from kgmlm.core import files
 from kgmlm.core.errors import counted
 from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.record import ancestors
+from kgmlm.runs.provenance import ancestors
 from kgmlm.signals import SIGNALS
 
 MOST_ROWS = 500  # of a table that has a row per relation

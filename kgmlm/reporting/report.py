@@ -30,11 +30,12 @@ from kgmlm.graphs.checks import check_graph, lines_of
 from kgmlm.prediction.new_facts import FILE, NewFacts
 from kgmlm.reporting.charts import Cell, Chart, Table
 from kgmlm.reporting.figures import Ranked, ShownQuestion
+from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.opened import open_ranker, read_vectors
-from kgmlm.runs.packs import find_pack, is_unpacked
-from kgmlm.runs.record import check_result
+from kgmlm.runs.opened import open_ranker
+from kgmlm.runs.provenance import past_graphs
 from kgmlm.runs.run import Run, open_run, path_if
+from kgmlm.runs.writing import check_result
 from kgmlm.training.summary import compared
 from kgmlm.training.summary import counted as counted_of
 
@@ -323,7 +324,7 @@ class _Work:
         from kgmlm.reporting import charts, figures
         from kgmlm.reporting.charts import clipped
         from kgmlm.reporting.figures import questions
-        from kgmlm.runs.record import command_line
+        from kgmlm.runs.provenance import command_line
 
         run, graph = self.run, self.run.graph
         ranked = None if found is None else Ranked.read(found, graph)
@@ -382,7 +383,7 @@ class _Work:
         from kgmlm.reporting import figures
 
         run, folder = self.run, self.run.folder
-        keep = not is_unpacked(folder.path) and os.access(folder.path, os.W_OK)
+        keep = not folder.is_unpacked and os.access(folder.path, os.W_OK)
         if run.extended_graph is not None or not folder.graph.has("valid"):
             return {}
         with TemporaryDirectory() as spare:
@@ -402,7 +403,7 @@ class _Work:
 
         run = self.run
         counting = counted_of(run.graph, self.max_triples or 0, ranked.split)
-        scope = Scope.of(run.graph, run.folder.past()[0])
+        scope = Scope.of(run.graph, past_graphs(run.folder)[0])
         return Result(
             asked=_asked(ranked),
             candidates=f"up to {counted(int(ranked.ranks.candidates_B.max()), 'entity')}",
@@ -491,7 +492,7 @@ class _Work:
 def _name(run: Run) -> str:
     """The name of a run: its folder's, or that of the pack that it is from."""
     name = run.path.resolve().name
-    return name.rpartition("-")[0] if is_unpacked(run.path) else name
+    return name.rpartition("-")[0] if run.folder.is_unpacked else name
 
 
 def _how_to_calibrate(folder: RunFolder) -> str:
@@ -499,7 +500,7 @@ def _how_to_calibrate(folder: RunFolder) -> str:
     if not folder.graph.has("valid"):
         return "This run has no probabilities: they are fitted on validation triples, and the graph has none."
     path = folder.path
-    if find_pack(path) is not None or is_unpacked(path):
+    if folder.is_unpacked:
         return (
             "This pack has no probabilities: `kgmlm pack PACK --calibrate --output NEW` fits them to what it "
             "scores, and this section then shows how well they come true."

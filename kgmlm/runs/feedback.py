@@ -21,8 +21,8 @@ from kgmlm.core.errors import DataError, RunError, quoted
 from kgmlm.core.files import as_path
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import ENDS, LABEL, write_tsv
-from kgmlm.runs.record import check_result
 from kgmlm.runs.run import Run, path_of
+from kgmlm.runs.writing import check_result
 
 FEEDBACK_FILE = "feedback.jsonl"
 Labels = tuple[str, str, str]  # of head, relation and tail

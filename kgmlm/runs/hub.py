@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kgmlm.core.digests import sha256
 from kgmlm.core.errors import RunError, first_line
-from kgmlm.core.files import sha256
 
 PACK = "run.kgmlm"  # the file of a repository that has a run
 _NAME = re.compile(r"hf:/{1,2}(?P<repository>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>\S+))?")  # Path joins slashes

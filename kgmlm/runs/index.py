@@ -24,6 +24,8 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import (
+    FINGERPRINTED,
+    FOLDER,
     Part,
     Retrieval,
     Retriever,
@@ -33,9 +35,9 @@ from kgmlm.ranking.retrieval import (
     searched,
     shortlist,
     unwrapped,
+    vectors_fingerprint,
 )
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.opened import FINGERPRINTED, index_fingerprint
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.runs.run import Run, path_of, writes_run
 from kgmlm.signals.vector import read_together
 from kgmlm.text.reader import Reading
@@ -107,7 +109,7 @@ def build_index(
         "seed": seed,
         "faiss": faiss.__version__,
         "looked_at": min(FINGERPRINTED, count),
-        "fingerprint": index_fingerprint(ranker, count, min(FINGERPRINTED, count)),
+        "fingerprint": vectors_fingerprint(ranker, count, min(FINGERPRINTED, count)),
     }
     retriever = Retriever(part, record)
     tuning = _tuned(ranker, retriever, sample, target)
@@ -222,12 +224,10 @@ def index(
     Raises:
         ConfigError: when the run has neither entity vectors nor a bi-encoder.
     """
-    from kgmlm.runs.opened import save_index
-
     world = join(device)
     folder = open_folder(path_of(run))
     quiet_transformers()
-    ranker = folder.ranker(device, rerank=False)
+    ranker = tuned_ranker(folder, device, rerank=False)
     with watcher_of(progress) as watch, shared_by(world):
         world.agree(folder.scores_digest, "weights")
         made = build_index(
@@ -237,4 +237,4 @@ def index(
             target=recall,
             advance=lambda n, total: watch("indexing", n, total),
         )
-    return Outcome(world.from_main(save_index(folder, made).record if world.main else None))
+    return Outcome(world.from_main(made.save(folder.path / FOLDER).record if world.main else None))

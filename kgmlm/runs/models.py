@@ -12,12 +12,11 @@ from kgmlm.core.arrays import Device
 from kgmlm.core.errors import ModelError, RunError, quoted
 from kgmlm.core.machine import compute_in_forks, installed
 from kgmlm.core.progress import quiet_transformers
-from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.record import read_record, read_settings
+from kgmlm.runs.folder import RunFolder, interrupted
 from kgmlm.text.onnx_model import OnnxModel
 from kgmlm.text.reader import TextModel
-from kgmlm.text.tokenization import Candidates, SpanTokenizer, Vocabulary, load_tokenizer
+from kgmlm.text.tokenization import Candidates, SpanTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -53,44 +52,44 @@ def loaded(folder: Path, device: Device) -> SpanModel:
     return model.to(device_of(device) if device is None or isinstance(device, str) else device)
 
 
-def open_text(
-    run: Path, folder: Path, graph: KnowledgeGraph, vocabulary: Vocabulary, device: str | None
-) -> Ranker:
-    """Open a ranker by the text alone, as its settings say, each signal as confident as in training.
+def open_text(run: RunFolder, device: str | None, folder: Path | None = None) -> Ranker:
+    """Open a ranker by the text alone, as a run's settings say, each signal as confident as in training.
 
     Args:
-        run: the run's folder.
-        folder: the model's: the run's best, or a checkpoint's.
         device: torch's, or :data:`ONNX`.
+        folder: another model of this run than its best, such as a checkpoint's.
 
     Raises:
         RunError: when there is no model, or something is damaged or does not fit.
     """
     compute_in_forks()
+    path, folder = run.path, folder or run.model_folder
     digests.check_folder(folder)
     if not (folder / "config.json").is_file():
+        if files.is_unsettled(folder):
+            raise interrupted(folder, path)
         raise RunError(
-            f"{run} has no trained model yet; `kgmlm train --output {quoted(run)} --resume` continues"
+            f"{path} has no trained model yet; `kgmlm train --output {quoted(path)} --resume` continues"
         )
-    record = read_record(run)
-    if record.get("files") and not (folder / digests.MANIFEST).is_file():
+    if run.record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
-    settings, tokens = read_settings(run), vocabulary.softmax_tokens
+    vocabulary, settings = run.vocabulary, run.settings
     model: TextModel
     if device == ONNX:  # a masked LM that was not trained is not read
         model = OnnxModel.open(folder, later=not settings.trains_text)
     else:
         model = loaded(folder, device)
+    tokens = vocabulary.softmax_tokens
     if tokens is not None and tokens[-1] >= len(model.decoder[0]):
         raise RunError(
-            f"{run / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
+            f"{path / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
             f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
         )
     tokenizer = load_tokenizer(folder)
-    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
+    ranker = Ranker.fresh(run.graph.context, tokenizer, model, settings, vocabulary)
     check_vocabulary(model, tokenizer, folder)
-    count, span = len(graph.entities), vocabulary.span_length
-    names = load_names(run / NAMES, count, span, len(tokenizer.tokenizer))
+    count, span = len(run.graph.entities), vocabulary.span_length
+    names = load_names(path / NAMES, count, span, len(tokenizer.tokenizer))
     if names is not None:
         ranker.reader.adopt_names(names)
     return ranker
@@ -153,7 +152,7 @@ def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates 
     return names
 
 
-def save_model(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
+def save_model_files(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
     """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it.
 
     The folder has no manifest yet.

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from kgmlm.core import digests, files
 from kgmlm.core.arrays import numpy
+from kgmlm.core.digests import sha256
 from kgmlm.core.errors import ConfigError, ModelError, RunError, first_line
 from kgmlm.core.machine import installed
 from kgmlm.core.progress import Watcher, quiet_transformers
-from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.models import open_text
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.run import Run, path_of, writes_run
+from kgmlm.runs.writing import replacing
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import KEY, ONNX_FILE, WEIGHTS, Facts, OnnxModel, read_facts
@@ -143,7 +146,7 @@ def export(model: SpanModel, folder: Path, path: Path) -> float:
         raise ModelError(f"{folder / WEIGHTS} has no tensor of the decoder as the model has it")
     facts = Facts(
         kgmlm_structure=1,
-        config=files.sha256(folder / "config.json"),
+        config=sha256(folder / "config.json"),
         weights=[WEIGHTS],  # until they are known
         decoder=decoder,
         positions=model.positions,
@@ -317,12 +320,11 @@ def make_ready(folder: RunFolder) -> Path:
     model = folder.model_folder
     if not (model / "config.json").is_file():
         raise RunError(f"{folder.path} has no trained model yet")
-    keep = partial(digests.write_manifest, model)
-    with digests.replacing(model / ONNX_FILE, digests.read_manifest(model), keep) as temporary:
+    with replacing(folder.path, f"model/{ONNX_FILE}") as temporary:
         _write(model, temporary)
         _compare(folder, temporary)
     if folder.has_signal(Biencoder.name):
-        with folder.beside_signal(Biencoder.structure) as temporary:
+        with replacing(folder.path, Biencoder.structure) as temporary:
             _write_encoder(folder.path, temporary)
     return model / ONNX_FILE
 
@@ -351,7 +353,7 @@ def _compare(run: RunFolder, file: Path) -> None:
 
     asked, _ = run.graph.queries("train")
     some = asked[np.linspace(0, len(asked) - 1, min(CHECKED, len(asked)), dtype=np.int64)]
-    one = run.text_ranker("cpu")
+    one = open_text(run, "cpu")
     alone = one.mixture.only("likelihood")
     one, reader = one.replace(mixture=alone), one.reader
     model = OnnxModel.open(run.model_folder, file)

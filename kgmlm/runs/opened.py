@@ -1,160 +1,317 @@
-"""A run opened to rank, as its options say: runtime, signals, constraints, index, entity vectors.
+"""A run opened: its folder, or that of a pack; and a ranker as the options say.
 
-Of a graph so large that training reads few of its entities, the vectors of all are read in parts. Each part
-is a file in the run's folder until all are there; after a kill, reading continues with the next part.
-
-Shapes: N entities, D width.
+Readers take no lock. What is opened is all of one time: where a writer replaces files meanwhile, it is opened
+again.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from kgmlm.core import digests, files, machine
+from kgmlm.core import files, machine
 from kgmlm.core.errors import ConfigError, ModelError, RunError, quoted
+from kgmlm.core.files import as_path
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Listed, Typed, Unlinked
-from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import RunFolder, unread
-from kgmlm.runs.models import ONNX
+from kgmlm.ranking.ranker import Ranker, SecondStage, Use
+from kgmlm.ranking.second_stage import Conditional, ReverseScoring
+from kgmlm.ranking.trees import Trees
+from kgmlm.runs.entity_vectors import read_vectors
+from kgmlm.runs.folder import PAUSE, PROBABILITIES, TRIES, RunFolder, interrupted, read_as_one, read_folder
+from kgmlm.runs.models import ONNX, open_text
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import CONDITIONAL, REVERSE, TREES, steady
-from kgmlm.signals import rows_of
+from kgmlm.runs.packs import SUFFIX, find_pack, unpack
+from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND, TREES, TREES_FILE
+from kgmlm.signals import SIGNALS, beside, rows_of
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import EntityTypes, Types
-from kgmlm.signals.vector import Vector, read_together
 from kgmlm.text.onnx_model import ONNX_FILE
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.retrieval import Retrieval, Retriever
-
-
-PARTS_FOLDER = "entities"  # in a run, while its entities are read
-PART = 2**15  # entities
-
-
-def read_entities(
-    run: RunFolder,
-    device: str | None = None,
-    batch_size: int = 64,
-    advance: Callable[[int, int], None] = lambda n, total: None,
-    size: int = PART,
-) -> None:
-    """Read the entities of a run's model, and keep their vectors with it; nothing where that is done.
-
-    Args:
-        advance: called with (entities just read, all of them).
-        size: of a part; another one reads all again.
-
-    Raises:
-        RunError: when the run has no model yet.
-    """
-    folder = run.path / PARTS_FOLDER
-    files.refuse_link(folder)
-    if unread(run):
-        known = digests.read_manifest(run.model_folder) or {}
-        of = {"model": digests.sha(known, "model.safetensors", run.model_folder), "size": size}
-        vectors = run.text_ranker(device).vectors
-        assert vectors is not None
-        parts = vectors.in_parts(folder, of, size, batch_size, advance)
-        file = run.path / Vector.file
-        keep = partial(digests.write_manifest, run.model_folder)
-        with digests.replacing(file, digests.read_manifest(run.model_folder), keep) as temporary:
-            _join(parts, len(run.graph.entities), temporary)
-    if folder.is_dir():
-        shutil.rmtree(folder)
-
-
-def _join(parts: Sequence[Path], count: int, path: Path) -> None:
-    """Write parts as one tensor of safetensors, one part in memory at a time.
-
-    Raises:
-        RunError: when a part is damaged.
-    """
-    width, done = 0, 0
-    with path.open("wb") as file:
-        for part in parts:
-            try:
-                vectors_ND = np.load(part, allow_pickle=False)
-                width = width or vectors_ND.shape[1]
-                if vectors_ND.dtype != np.float32 or vectors_ND.shape != (len(vectors_ND), width):
-                    raise ValueError("these are no vectors")
-            except (OSError, ValueError, EOFError, IndexError):
-                raise RunError(f"{part} is damaged; remove it, and the same command makes it again") from None
-            if not done:
-                file.write(files.tensors_header({"vectors": ("F32", (count, width))}))
-            file.write(np.ascontiguousarray(vectors_ND).data)
-            done += len(vectors_ND)
-    if done != count:
-        raise RunError(f"{parts[0].parent} has {done:,} of {count:,} entities; remove it to read them again")
-
-
-FINGERPRINTED = 4096  # entities by whose vectors an index and a run are compared
-
-
-def save_index(run: RunFolder, retriever: Retriever) -> Retriever:
-    """Write the index into the run folder, in place of an older one; its record has its size."""
-    from kgmlm.ranking.retrieval import FOLDER
-
-    (run.path / FOLDER).parent.mkdir(exist_ok=True)
-    return retriever.save(run.path / FOLDER)
-
-
-def open_index(run: RunFolder, ranker: Ranker) -> Retriever:
-    """The saved index of a run; entities that the ranker has beyond the run's own are added to it.
-
-    Raises:
-        RunError: when there is none, it is damaged, or it was made of another model or other entities.
-    """
-    from kgmlm.ranking.retrieval import FOLDER, Retriever, added, searched
-
-    by = searched(ranker)
-    retriever = Retriever.load(run.path / FOLDER)
-    own, record, part = len(run.graph.entities), retriever.record, retriever.part
-    fits = not (part.ids >= own).any() and part.width == by.width
-    now = index_fingerprint(ranker, own, record.get("looked_at", own))
-    if (record.get("entities"), record.get("fingerprint")) != (own, now) or not fits:
-        raise RunError(
-            f"{run.path / FOLDER} was made of another model or other entities than the run has now; build it "
-            f"again with `kgmlm index {quoted(run.path)}`"
-        )
-    if ranker.reader.model.device.type == "cuda":
-        retriever = retriever.on_gpu()
-    new = np.arange(own, len(ranker.context.entities))
-    return added(ranker, retriever, new) if len(new) else retriever
-
-
-def open_retrieval(run: RunFolder, ranker: Ranker, k: int | None) -> Retrieval | None:
-    """Shortlists of k entities by the run's index; None without a k.
-
-    Raises:
-        RunError: as :func:`open_index` says.
-    """
-    if k is None:
-        return None
+    from kgmlm.ranking.likely import ListCalibration
+    from kgmlm.ranking.predictor import Predictor
     from kgmlm.ranking.retrieval import Retrieval
+    from kgmlm.signals.base import Signal
 
-    return Retrieval(open_index(run, ranker), k)
 
-
-def index_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
-    """A digest of the vectors that an index of the first ``count`` entities is made from.
+def open_folder(path: str | Path, *, verify: bool = False) -> RunFolder:
+    """Open a run folder, or a pack; it may have been moved here from another machine.
 
     Args:
-        looked_at: so many of these entities' vectors, evenly spaced: of another model all are different.
-    """
-    from kgmlm.ranking.retrieval import fingerprint, searched
+        verify: read all its files and see that they are as they were written; else their sizes must do.
 
-    rows = np.linspace(0, max(0, count - 1), looked_at).round().astype(np.int64)
-    return fingerprint(searched(ranker).of(rows))
+    Raises:
+        RunError: when it is no run, is damaged, or is of a newer format.
+    """
+    path = as_path(path, "the run", RunError)
+    if (pack := find_pack(path)) is not None:
+        path = unpack(pack)
+    for _ in range(TRIES):
+        if (path / "run.json").is_file() or not files.is_unsettled(path):
+            break
+        time.sleep(PAUSE)  # another run is taking its place
+    if not (path / "run.json").is_file():
+        raise _no_run(path)
+    return read_folder(path, verify=verify)
+
+
+def _no_run(path: Path) -> RunError:
+    """The error of a path that is no run, with the command that makes one."""
+    if files.is_unsettled(path):
+        return interrupted(path, path)
+    if any(path.glob("train.*")):
+        how = f"`kgmlm train --dataset {quoted(path)} --model minilm --output runs/{path.name}`"
+        return RunError(f"{path} is a dataset, not a run; {how} makes one")
+    if len(path.parts) == 1 and not path.exists():
+        return RunError(
+            f"{path} does not exist, neither as a run folder nor as {path}.kgmlm in models/ of the "
+            "repository or in KGMLM_MODELS; `kgmlm train --dataset DATASET --model minilm --output "
+            f"{quoted(path)}` makes a run"
+        )
+    if path.is_file():
+        return RunError(f"{path} is a file, but no pack by its name, which would end in {SUFFIX}")
+    what = "is not a run folder (it has no run.json)" if path.is_dir() else "does not exist"
+    return RunError(
+        f"{path} {what}; `kgmlm train --dataset DATASET --model minilm --output {quoted(path)}` makes one"
+    )
+
+
+def open_predictor(
+    run: RunFolder,
+    options: RankingOptions,
+    further: KnowledgeGraph | None,
+    watch: Watcher,
+    batch_size: int = 64,
+) -> tuple[RunFolder, Predictor]:
+    """Open a run's model to rank for people, reading the missing entity vectors.
+
+    Args:
+        further: the run's graph with further entities; None where there are none.
+
+    Returns:
+        The run as it was when its model was opened, too.
+
+    Raises:
+        RunError: when training has left no model yet, or weights do not fit the signals.
+    """
+    from kgmlm.ranking.predictor import Predictor
+
+    run = run if run.is_current() else run.now()
+    graph = answering(run, further or run.graph)
+    opened = open_run_model(run, options, graph, watch.tell, shortlist=True)
+    ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
+    read_vectors(ranker, watch, batch_size)
+    lists = lists_of(opened, options, ranker, watch.tell)
+    return opened.folder, Predictor(graph, ranker, opened.retrieval, lists, opened.folder.graph.seen_N)
+
+
+def lists_of(
+    opened: OpenedRun, options: RankingOptions, ranker: Ranker, tell: Callable[[str], None]
+) -> ListCalibration | None:
+    """The probabilities that were fitted to the scores of a ranker; None where none were."""
+    if options.scores != "all":
+        return None
+    folder, retrieve = opened.folder, 0 if opened.retrieval is None else opened.retrieval.k
+    try:
+        fitted = folder.lists
+    except RunError as error:
+        tell(f"no probabilities: {error}")
+        return None
+    stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
+    lists = next((x for x in fitted if (x.stages, x.retrieve) == (stages, retrieve)), None)
+    as_by_default = options.rerank is None and options.retrieve is None
+    if lists is None and PROBABILITIES in folder.contents and as_by_default and not folder.is_unpacked:
+        tell(
+            f"no probabilities: they were fitted to other scores; `kgmlm calibrate {quoted(folder.path)}` "
+            "fits them again"
+        )
+    return lists
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """A run with its model open.
+
+    Attributes:
+        folder: the run as it was when its model was opened.
+        retrieval: the index that proposes candidates; None where all are scored.
+    """
+
+    folder: RunFolder
+    ranker: Ranker
+    retrieval: Retrieval | None = None
+
+
+def open_run_model(
+    run: RunFolder,
+    options: RankingOptions,
+    graph: KnowledgeGraph,
+    tell: Callable[[str], None] = lambda message: None,
+    shortlist: bool = False,
+) -> OpenedRun:
+    """Open a run's model over a graph, all of it as it was at one time.
+
+    Args:
+        tell: called with a sentence where something else computes than was asked for.
+        shortlist: retrieve as many candidates as the run's recipe says, where the options leave it open.
+
+    Raises:
+        ConfigError: when the run has no such part, or no second stage to use.
+        RunError: when training has left no model yet, weights do not fit the signals, or the run changes as
+            often as it is read.
+    """
+
+    def read(now: RunFolder) -> OpenedRun:
+        ranker = _opened(now, options, graph, tell)
+        k = options.retrieve
+        if k is None and shortlist and options.scores == "all":
+            k = now.shortlist
+        return OpenedRun(now, ranker, open_retrieval(now, ranker, k))
+
+    return read_as_one(run, read)
+
+
+def open_ranker(
+    run: RunFolder,
+    options: RankingOptions,
+    graph: KnowledgeGraph,
+    tell: Callable[[str], None] = lambda message: None,
+) -> Ranker:
+    """A run's ranker over a graph; see :func:`open_run_model`. An index that is asked for is not opened."""
+    return open_run_model(run, options.given(retrieve=0), graph, tell).ranker
+
+
+def _opened(
+    run: RunFolder, options: RankingOptions, graph: KnowledgeGraph, tell: Callable[[str], None]
+) -> Ranker:
+    """The ranker that the options ask for."""
+    # 1. who can answer
+    constraints = constraints_of(run, options, graph)
+    # 2. the signals and second stages, by ONNX Runtime or by torch where that cannot read texts
+    runtime, why = computed_by(run, options)
+    if why:
+        tell(why)
+    device = ONNX if runtime == "onnx" else options.device
+    try:
+        ranker = tuned_ranker(run, device, options.scores, options.reranks)
+    except ModelError as error:
+        if runtime == "torch" or not machine.installed("torch"):
+            raise
+        tell(f"{error}; torch reads the texts")
+        ranker = tuned_ranker(run, options.device, options.scores, options.reranks)
+    # 3. further entities, or another graph
+    if graph is not run.graph:
+        ranker = ranker.over(graph.context)
+    # 4. how many of the best are reranked, how precisely, among whom
+    if options.rerank:
+        ranker = _reranking(run, options, ranker, options.rerank)
+    ranker.reduce(options.precision == "bf16")
+    return ranker.constrained(*constraints)
+
+
+def tuned_ranker(
+    run: RunFolder, device: str | None = None, scores: str = "all", rerank: bool = True
+) -> Ranker:
+    """A ranker with the run's best model, by the weights that validation chose.
+
+    Args:
+        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
+        scores: what to rank by, as :meth:`kgmlm.ranking.ranker.Ranker.by` has it.
+        rerank: False leaves the second stages out.
+
+    Raises:
+        RunError: when training has left no model yet, or the run has signals that its weights were not
+            chosen for.
+        ConfigError: when the run has no such scores.
+    """
+    others = tuple(name for name in beside() if scores not in ("all", name))
+    ranker = untuned_ranker(run, device, others).replace(mixture=run.tuned.mixture).by(scores)
+    if scores not in ("all", "text"):
+        return ranker
+    not_used = others if rerank and scores == "all" else (*others, TREES)
+    run.tuned.check(run.fingerprints, run.path, not_used)
+    if not rerank:
+        return ranker
+    uses = run.tuned.uses
+    return with_stages(run, ranker, {name: uses[name] for name in uses if name not in not_used})
+
+
+def untuned_ranker(run: RunFolder, device: str | None = None, but: tuple[str, ...] = ()) -> Ranker:
+    """Every signal of the run, each as confident as in training, and no second stage.
+
+    Args:
+        but: signals to leave on disk.
+
+    Raises:
+        RunError: when training has left no model yet, or a signal is missing or damaged.
+    """
+    ranker = open_text(run, device)
+    for name, kind in SIGNALS.items():
+        run.check(kind.file)
+        if name not in but and (run.path / kind.file).is_file():
+            ranker = ranker.with_signal(kind.open(run.path / kind.file, run.graph, ranker.reader))
+        elif name in ranker.signals and name not in but:
+            raise _missing(run, kind.file)
+    return ranker
+
+
+def with_stages(run: RunFolder, ranker: Ranker, uses: Mapping[str, Use]) -> Ranker:
+    """A ranker with those second stages of the run that score any candidates.
+
+    Raises:
+        RunError: when the trees are missing or damaged.
+    """
+    for name in SECOND:
+        if name in uses and uses[name].k:
+            ranker = ranker.with_stage(second_stage(run, name, uses[name]))
+    return ranker
+
+
+def second_stage(run: RunFolder, name: str, use: Use) -> SecondStage:
+    """A second stage of a run by its name, as of :data:`~kgmlm.runs.tuned.SECOND`."""
+    if name != TREES:
+        return ReverseScoring(use) if name == REVERSE else Conditional(use)
+    if not (run.path / TREES_FILE).is_file():
+        raise _missing(run, TREES_FILE)
+    return Trees.open(run.path / TREES_FILE, use)
+
+
+def _missing(run: RunFolder, file: str) -> RunError:
+    """The error of a signal that comes with the model: not read yet, or lost."""
+    if run.vectors_unread:
+        return RunError(
+            f"{run.path}: its entities are not read yet; `kgmlm tune {quoted(run.path)}` reads them"
+        )
+    return RunError(f"{run.path / file} is missing; it belongs to the model beside it")
+
+
+def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) -> Ranker:
+    """One that reranks so many of the best.
+
+    Raises:
+        ConfigError: when there is nothing to rerank with.
+    """
+    if not options.reranks:
+        raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
+    if not ranker.reranks and REVERSE not in run.tuned.uses:
+        raise ConfigError(
+            f"{run.path} has no second stage; `kgmlm tune {quoted(run.path)} --add reverse` adds one"
+        )
+    if not ranker.reranks:
+        raise ConfigError(
+            f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
+            f"`kgmlm tune {quoted(run.path)}` chooses again"
+        )
+    stages = {
+        name: stage if name == TREES else stage.used(replace(stage.use, k=k))  # trees were fitted to so many
+        for name, stage in ranker.stages.items()
+    }
+    return ranker.replace(stages=stages)
 
 
 def computed_by(run: RunFolder, options: RankingOptions) -> tuple[Literal["torch", "onnx"], str]:
@@ -191,120 +348,9 @@ def _lack(run: RunFolder, options: RankingOptions) -> str:
         return f"ONNX Runtime computes on the CPU here, not on '{options.device}'"
     if options.reranks and CONDITIONAL in run.tuned.active:
         return "ONNX Runtime reads no names token by token (--rerank 0 leaves that out)"
-    if options.retrieve or (options.retrieve is None and options.scores == "all" and shortlist_of(run)):
+    if options.retrieve or (options.retrieve is None and options.scores == "all" and run.shortlist):
         return "ONNX Runtime asks no index"
     return ""
-
-
-@dataclass(frozen=True, eq=False)
-class OpenedRun:
-    """A run with its model open.
-
-    Attributes:
-        folder: the run as it was when its model was opened.
-        retrieval: the index that proposes candidates; None where all are scored.
-    """
-
-    folder: RunFolder
-    ranker: Ranker
-    retrieval: Retrieval | None = None
-
-
-def open_run_model(
-    run: RunFolder,
-    options: RankingOptions,
-    graph: KnowledgeGraph,
-    tell: Callable[[str], None] = lambda message: None,
-    shortlist: bool = False,
-) -> OpenedRun:
-    """Open a run's model over a graph, all of it as it was at one time.
-
-    Args:
-        tell: called with a sentence where something else computes than was asked for.
-        shortlist: retrieve as many candidates as the run's recipe says, where the options leave it open.
-
-    Raises:
-        ConfigError: when the run has no such part, or no second stage to use.
-        RunError: when training has left no model yet, or weights do not fit the signals.
-    """
-
-    def read() -> OpenedRun:
-        now = run.now()
-        ranker = _opened(now, options, graph, tell)
-        if options.rerank:
-            ranker = _reranking(now, options, ranker, options.rerank)
-        ranker.reduce(options.precision == "bf16")
-        ranker = ranker.constrained(*constraints_of(now, options, graph))
-        return OpenedRun(
-            now, ranker, retrieval_of(now, options, ranker, shortlist_of(now) if shortlist else None)
-        )
-
-    return steady(run.path, read)
-
-
-def answering(run: RunFolder, graph: KnowledgeGraph) -> KnowledgeGraph:
-    """The graph by which a run answers people: of a small one, held-out triples are given back to training.
-
-    All that is fitted to these triples or measured on them opens the run's own graph, which has them in
-    validation alone. Triples that files give as validation are never given back.
-
-    Args:
-        graph: of the run, perhaps with further entities.
-    """
-    if not run.record.get("given_back") or not run.graph.has("valid"):
-        return graph
-    return graph.with_context(run.graph.triples("valid"))
-
-
-def open_ranker(
-    run: RunFolder,
-    options: RankingOptions,
-    graph: KnowledgeGraph,
-    tell: Callable[[str], None] = lambda message: None,
-) -> Ranker:
-    """A run's ranker over a graph; see :func:`open_run_model`. An index that is asked for is not opened."""
-    return open_run_model(run, options.given(retrieve=0), graph, tell).ranker
-
-
-def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) -> Ranker:
-    """One that reranks so many of the best.
-
-    Raises:
-        ConfigError: when there is nothing to rerank with.
-    """
-    if not options.reranks:
-        raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
-    if not ranker.reranks and REVERSE not in run.tuned.uses:
-        raise ConfigError(
-            f"{run.path} has no second stage; `kgmlm tune {quoted(run.path)} --add reverse` adds one"
-        )
-    if not ranker.reranks:
-        raise ConfigError(
-            f"{run.path}: validation chose not to rerank, so there is no weight to rerank with; "
-            f"`kgmlm tune {quoted(run.path)}` chooses again"
-        )
-    stages = {
-        name: stage if name == TREES else stage.used(replace(stage.use, k=k))  # trees were fitted to so many
-        for name, stage in ranker.stages.items()
-    }
-    return ranker.replace(stages=stages)
-
-
-def _opened(
-    run: RunFolder, options: RankingOptions, graph: KnowledgeGraph, tell: Callable[[str], None]
-) -> Ranker:
-    """By the runtime that was asked for, or by torch where that cannot."""
-    runtime, why = computed_by(run, options)
-    if why:
-        tell(why)
-    try:
-        device = ONNX if runtime == "onnx" else options.device
-        return run.ranker(device, graph, options.scores, options.reranks)
-    except ModelError as error:
-        if runtime == "torch" or not machine.installed("torch"):
-            raise
-        tell(f"{error}; torch reads the texts")
-    return run.ranker(options.device, graph, options.scores, options.reranks)
 
 
 def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGraph) -> list[Constraint]:
@@ -323,27 +369,6 @@ def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGrap
     return [*(constraint.over(graph.context, relation_rows) for constraint in learned), *listed]
 
 
-def retrieval_of(
-    run: RunFolder, options: RankingOptions, ranker: Ranker, default: int | None = None
-) -> Retrieval | None:
-    """The index that finds candidates, where only some are to be scored.
-
-    Args:
-        default: how many, where it was not said; 0 of ``retrieve`` is all.
-    """
-    k = default if options.retrieve is None and options.scores == "all" else options.retrieve
-    return open_retrieval(run, ranker, k or None)
-
-
-def shortlist_of(run: RunFolder) -> int | None:
-    """The number of entities that are scored by default; None is all.
-
-    A recipe indexes a large graph; once the model has changed, that index no longer counts.
-    """
-    kept = run.record.get("shortlist")
-    return kept["entities"] if kept and kept["of"] == run.text_fingerprint else None
-
-
 def types_of(run: RunFolder) -> EntityTypes:
     """Types of a run's entities: as its signal knows them, where it has that, else counted by its settings.
 
@@ -355,9 +380,50 @@ def types_of(run: RunFolder) -> EntityTypes:
     return (Types.open(file, run.graph) if file.is_file() else Types.fit(run.graph, run.settings.types)).types
 
 
-def read_vectors(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
-    """Read the vectors that are missing and count, each in one of the processes that share the work."""
-    for vectors in ranker.counted_vectors:
-        if unread := vectors.unread:
-            told = partial(watch, "reading entities", total=unread)
-            read_together(vectors, batch_size, told)
+def open_retrieval(run: RunFolder, ranker: Ranker, k: int | None) -> Retrieval | None:
+    """Shortlists of k entities by the run's index; None without a k.
+
+    Raises:
+        RunError: as of :func:`~kgmlm.ranking.retrieval.open_index`.
+    """
+    if not k:
+        return None
+    from kgmlm.ranking.retrieval import Retrieval, open_index
+
+    return Retrieval(open_index(run.path, ranker, len(run.graph.entities)), k)
+
+
+def answering(run: RunFolder, graph: KnowledgeGraph) -> KnowledgeGraph:
+    """The graph by which a run answers people: of a small one, held-out triples are given back to training.
+
+    All that is fitted to these triples or measured on them opens the run's own graph, which has them in
+    validation alone. Triples that files give as validation are never given back.
+
+    Args:
+        graph: of the run, perhaps with further entities.
+    """
+    if not run.record.get("given_back") or not run.graph.has("valid"):
+        return graph
+    return graph.with_context(run.graph.triples("valid"))
+
+
+# How a signal was trained, as `run.json` has it of each.
+_MADE = ("settings", "done", "minutes", "versions", "hardware", "command")
+
+
+def lend(run: RunFolder, name: str, graph: KnowledgeGraph) -> tuple[Signal, dict[str, Any]]:
+    """A signal that is beside a run's model, and how that was trained, for another run of the same graph.
+
+    Raises:
+        RunError: when the run has none, or is a run of another graph.
+    """
+    kind = beside()[name]
+    run.check(kind.file)
+    if not (run.path / kind.file).is_file():
+        raise RunError(
+            f"{run.path} has no signal '{name}'; `kgmlm tune {quoted(run.path)} --add {name}` trains one"
+        )
+    if not run.graph.same(graph):
+        raise RunError(f"{run.path} is a run of another graph")
+    made = run.record.get("signals", {}).get(name) or {}
+    return kind.open(run.path / kind.file, run.graph), {key: made.get(key) for key in _MADE}

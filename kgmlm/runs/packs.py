@@ -28,8 +28,9 @@ from kgmlm.core import digests, files
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.files import locked
 from kgmlm.graphs.storage import portable, read_graph
+from kgmlm.runs.folder import RunFolder, fingerprints, read_as_one
 from kgmlm.runs.hub import HubName, fetched
-from kgmlm.runs.record import TREES, TREES_FILE, WEIGHTS, fingerprints, steady
+from kgmlm.runs.tuned import TREES, TREES_FILE, WEIGHTS
 from kgmlm.signals import SIGNALS, is_beside, kinds_in
 from kgmlm.signals.biencoder import CANDIDATES, Biencoder
 from kgmlm.signals.kge import KGE
@@ -66,14 +67,6 @@ def is_pack(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-def is_unpacked(path: Path) -> bool:
-    """Return whether a folder is a pack in the cache."""
-    try:
-        return bool(files.parse_json((path / "run.json").read_bytes()).get("unpacked"))
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def find_pack(name: str | Path) -> Path | None:
     """The pack that is meant: a file, one in ``models/`` by its name, or ``hf://USER/NAME`` on a Hub.
 
@@ -96,13 +89,13 @@ def find_pack(name: str | Path) -> Path | None:
 
 
 def write_pack(
-    run: Path,
+    run: RunFolder,
     output: Path,
     *,
     kge: bool = True,
     structures: Mapping[str, bytes] | None = None,
     card: dict[str, Any] | None = None,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[RunFolder], None] = lambda now: None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
 ) -> int:
     """Write a run as one file without probabilities, whole or not at all; returns its bytes.
@@ -113,24 +106,25 @@ def write_pack(
         kge: False leaves out graph embeddings and their weight, and trees.
         structures: of its text models, for ONNX Runtime, by file.
         card: what to say of it: how it was trained, metrics, licenses.
-        check: raises where the run as it is now is not to be packed.
+        check: called with the run as it is now; raises where that is not to be packed.
 
     Raises:
         RunError: when training has left no model yet.
     """
-    if not (run / "model" / "config.json").is_file():
-        raise RunError(f"{run} has no trained model to pack")
+    if not (run.model_folder / "config.json").is_file():
+        raise RunError(f"{run.path} has no trained model to pack")
 
-    def read() -> dict[str, bytes]:
-        check()
-        return _entries(run, kge, advance)
+    def read(now: RunFolder) -> dict[str, bytes]:
+        check(now)
+        return _entries(now, kge, advance)
 
-    entries = steady(run, read)
+    entries = read_as_one(run, read)
     return _write(output, entries | dict(structures or {}), card or {})
 
 
-def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
+def _entries(folder: RunFolder, kge: bool, advance: Callable[[str, int, int], None]) -> dict[str, bytes]:
     """The contents of a run's pack, by the names of its files."""
+    run = folder.path
     signals = [kind.file for name, kind in kinds_in(run).items() if is_beside(name)]
     tensors = [name for name in (*_TENSORS, *signals) if (run / name).is_file() and (kge or name != KGE.file)]
     entries: dict[str, bytes] = {}
@@ -138,7 +132,7 @@ def _entries(run: Path, kge: bool, advance: Callable[[str, int, int], None]) -> 
         if (run / name).is_file() and (kge or name != TREES_FILE):
             data = (run / name).read_bytes()
             entries[name] = _portable(data) if name == "run.json" else data
-    for name, table in portable(read_graph(run / "graph", "", {})).items():
+    for name, table in portable(folder.graph).items():
         entries[f"graph/{name}.parquet"] = _compressed(table)
     entries[_NAMES] = (run / _NAMES).read_bytes()
     for name in tensors:
@@ -218,7 +212,7 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
 def _cached(pack: Path) -> Path:
     """The run folder in the cache; of several processes that open a pack first, one makes it."""
     cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
-    output = cache / f"{pack.stem}-{files.sha256(pack)[:16]}"
+    output = cache / f"{pack.stem}-{digests.sha256(pack)[:16]}"
     if (output / "run.json").is_file():
         return output
     try:
@@ -274,7 +268,7 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
     record["unpacked"] = cached  # of the pack that it is, and so not written to
     files.write_json(folder / "run.json", record)
     digests.write_manifest(folder / "model")
-    now = fingerprints(folder)
+    now = fingerprints(folder, digests.read_manifest(folder / "model"), digests.of_json(record["files"]))
     if (folder / _CHOSEN).is_file():
         chosen = files.parse_json((folder / _CHOSEN).read_bytes())
         chosen["chosen_for"] = {k: now[k] for k in chosen["chosen_for"] if k in now}

@@ -9,7 +9,7 @@ import html
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
@@ -31,11 +31,11 @@ from kgmlm.core.workers import Make, Tick, Workers, piece_size
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities, labeled_queries, labeled_triples
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.runs.folder import PROBABILITIES, RunFolder, open_folder
-from kgmlm.runs.opened import answering, open_run_model, read_vectors
+from kgmlm.runs.folder import RunFolder, read_record
+from kgmlm.runs.opened import open_folder, open_predictor
 from kgmlm.runs.options import RankingKeywords, RankingOptions
-from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked
-from kgmlm.runs.record import writing
+from kgmlm.runs.packs import SUFFIX, find_pack
+from kgmlm.runs.writing import writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,54 +44,6 @@ if TYPE_CHECKING:
     from kgmlm.graphs.queries import Query
     from kgmlm.ranking.likely import ListCalibration
     from kgmlm.ranking.predictor import Prediction, Predictor
-    from kgmlm.ranking.ranker import Ranker
-    from kgmlm.ranking.retrieval import Retrieval
-
-
-def open_predictor(
-    options: RankingOptions, folder: RunFolder, graph: KnowledgeGraph, watch: Watcher, batch_size: int = 64
-) -> tuple[str, Predictor]:
-    """Open a run's model to rank, reading the missing entity vectors; also return the digest of its weights.
-
-    Raises:
-        RunError: when training has left no model yet, or weights do not fit the signals.
-    """
-    from kgmlm.ranking.predictor import Predictor
-
-    graph = answering(folder, graph)
-    opened = open_run_model(folder, options, graph, watch.tell, shortlist=True)
-    ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
-    read_vectors(ranker, watch, batch_size)
-    lists = _lists(opened.folder, ranker, opened.retrieval, options, watch)
-    return opened.folder.scores_digest, Predictor(graph, ranker, opened.retrieval, lists, folder.graph.seen_N)
-
-
-def _lists(
-    folder: RunFolder,
-    ranker: Ranker,
-    retrieval: Retrieval | None,
-    options: RankingOptions,
-    watch: Watcher,
-) -> ListCalibration | None:
-    """The probabilities that were fitted to the scores of a ranker; None where none were."""
-    if options.scores != "all":
-        return None
-    try:
-        there = folder.lists
-    except RunError as error:
-        watch.tell(f"no probabilities: {error}")
-        return None
-    stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    found_by = 0 if retrieval is None else retrieval.k
-    found = next((x for x in there if (x.stages, x.retrieve) == (stages, found_by)), None)
-    as_by_default = options.rerank is None and options.retrieve is None
-    stale = found is None and (folder.path / PROBABILITIES).is_file() and as_by_default
-    if stale and not is_unpacked(folder.path):
-        watch.tell(
-            f"no probabilities: they were fitted to other scores; `kgmlm calibrate {quoted(folder.path)}` "
-            "fits them again"
-        )
-    return found
 
 
 Best = list[tuple[int, "list[Prediction]"]]  # by position of the query
@@ -138,18 +90,16 @@ class Predicting:
         Raises:
             RunError: when this worker sees other weights than who asks it.
         """
-        if self.opened is not None:
-            scores_digest, predictor = self.scores_digest, self.opened
-        else:
-            folder = open_folder(self.path)
-            scores_digest, predictor = open_predictor(
-                self.options, folder, self.graph or folder.graph, watch, self.batch_size
+        predictor = self.opened
+        if predictor is None:
+            folder, predictor = open_predictor(
+                open_folder(self.path), self.options, self.graph, watch, self.batch_size
             )
-        if scores_digest != self.scores_digest:
-            raise RunError(
-                f"{self.path} has other weights on {platform.node()}; workers need the run at the same path, "
-                "and nobody may change it meanwhile"
-            )
+            if folder.scores_digest != self.scores_digest:
+                raise RunError(
+                    f"{self.path} has other weights on {platform.node()}; workers need the run at the same "
+                    "path, and nobody may change it meanwhile"
+                )
 
         def make(number: int, advance: Tick) -> Best:
             at = self.of(number)
@@ -189,7 +139,7 @@ def predicted(
     workers = workers or Workers()
     with shared_by(join(run.options.device)) as world:
         opened = run.open(watch, batch_size) if workers.here else None
-        scores_digest = run.loaded_digest or run.folder.now().scores_digest
+        scores_digest = (run.folder if run.is_open else run.folder.now()).scores_digest
         digest = sha256(repr(list(asked)).encode()).hexdigest()
         world.agree((scores_digest, len(run.graph.entities), digest), "weights, entities or queries")
         piece = piece_size(len(asked), batch_size)
@@ -220,7 +170,7 @@ class Run:
     """A run, ready to rank. ``kgmlm.train`` and ``kgmlm.open_run`` make one.
 
     Attributes:
-        folder: the run on disk: its settings, record and files.
+        folder: the run on disk, as it was when it or its model was opened: settings, record, weights.
         options: the signals, candidates and device that it ranks with.
         graph: its graph, with the entities that :meth:`with_entities` added.
 
@@ -235,7 +185,6 @@ class Run:
         self.folder = folder
         self.options = options or RankingOptions()
         self.graph = graph or folder.graph
-        self.loaded_digest = ""  # ``RunFolder.scores_digest`` of the loaded model; empty while none is loaded
 
     @property
     def path(self) -> Path:
@@ -272,23 +221,27 @@ class Run:
             RunError: when training has left no model yet, or weights do not fit the signals.
         """
         with _OPENING:
-            if "predictor" not in vars(self):
-                if self.extended_graph is None and self.folder.now().graph is not self.folder.graph:
-                    self.reopen()  # it was updated since
-                self.loaded_digest, made = open_predictor(
-                    self.options, self.folder, self.graph, watch, batch_size
-                )
+            if not self.is_open:
+                further = self.extended_graph
+                self.folder, made = open_predictor(self.folder, self.options, further, watch, batch_size)
+                if self.graph is not (further or self.folder.graph):  # the run was updated since
+                    self.graph = self.folder.graph
+                    vars(self).pop("resolver", None)
                 vars(self)["predictor"] = made
             return self.predictor
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the model is loaded."""
+        return "predictor" in vars(self)
 
     def reopen(self) -> None:
         """Reread the folder after it has changed; the model loads again on the next use."""
         own = self.extended_graph is None
-        self.folder = open_folder(self.path)
+        self.folder = self.folder.now()
         self.graph = self.folder.graph if own else self.graph
         for part in ("predictor", "resolver"):
             vars(self).pop(part, None)
-        self.loaded_digest = ""
 
     def with_entities(
         self,
@@ -631,7 +584,7 @@ def writes_run(job: Job) -> Job:
     @wraps(job)
     def wrapper(run: Any, *args: Any, **kwargs: Any) -> Any:
         path = path_of(run)
-        if find_pack(path) is not None or is_unpacked(path):
+        if _is_pack(path):
             how = f"`kgmlm unpack {quoted(path)} --output RUN` makes a run of it"
             if job.__name__ == "calibrate":
                 how = (
@@ -646,6 +599,13 @@ def writes_run(job: Job) -> Job:
         return done
 
     return wrapper  # type: ignore[return-value]
+
+
+def _is_pack(path: Path) -> bool:
+    """Return whether a path is that of a pack, or of one in the cache."""
+    with suppress(RunError):
+        return find_pack(path) is not None or bool(read_record(path).get("unpacked"))
+    return False  # it is no run, which the job says
 
 
 def path_if(given: str | Path | None, what: str) -> Path | None:

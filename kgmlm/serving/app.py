@@ -210,7 +210,7 @@ class Judging:
             RunError: when it cannot be written, or the folder is not the run's any more.
         """
         assert self.path is not None
-        said = Judgment(**judged.model_dump(), fingerprint=self.origin.scores_digest)
+        said = Judgment(**judged.model_dump(), fingerprint=self.origin.folder.scores_digest)
         with self._lock:
             if not self.origin.is_the_run:  # another run may be there, or nothing, which would be made
                 raise RunError(MOVED)

@@ -30,7 +30,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kgmlm.core.errors import ConfigError, RunError, check_numbers, first_line
 from kgmlm.core.progress import Advance, Watcher, watcher_of
-from kgmlm.runs.packs import is_unpacked
 from kgmlm.runs.run import Run, open_run, path_of
 from kgmlm.serving.app import PATIENCE
 from kgmlm.sharing.info import info
@@ -360,7 +359,7 @@ def service(
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError("a token is of printable ASCII characters without blanks")
     opened = run if isinstance(run, Run) else open_run(run)
-    if opened.loaded_digest not in ("", opened.folder.now().scores_digest):  # it was trained further since
+    if opened.is_open and not opened.folder.is_current():  # it was trained further since
         opened.reopen()
     with watcher_of(progress) as watch:
         opened.open(watch)
@@ -439,7 +438,7 @@ def _calibration(run: Run, watch: Watcher) -> Calibration | None:
     """The calibration of the run as it is; None, and a message, where there is none."""
     from kgmlm.prediction.calibration import read_calibration
 
-    how = "pack PACK --calibrate --output NEW" if is_unpacked(run.path) else f"calibrate {run.path}"
+    how = "pack PACK --calibrate --output NEW" if run.folder.is_unpacked else f"calibrate {run.path}"
     why = f"{run.path} has no probabilities; `kgmlm {how}` fits them"
     try:
         found = read_calibration(run.folder)
@@ -455,7 +454,7 @@ def _feedback(run: Run, everybody: bool) -> Path | None:
     from kgmlm.runs.feedback import FEEDBACK_FILE
 
     folder = run.folder.path
-    if everybody or is_unpacked(folder) or not os.access(folder, os.W_OK):
+    if everybody or run.folder.is_unpacked or not os.access(folder, os.W_OK):
         return None
     return folder / FEEDBACK_FILE
 

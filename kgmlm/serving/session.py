@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError, KgmlmError, QueryError, RunError
-from kgmlm.core.files import sha256
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.entities import EntityTable, folded
 from kgmlm.graphs.graph import Edge, KnowledgeGraph
@@ -29,9 +27,9 @@ from kgmlm.prediction.calibration import Calibration
 from kgmlm.prediction.classify import Classified, judged
 from kgmlm.ranking.predictor import Prediction, Predictor
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import PROBABILITIES
-from kgmlm.runs.opened import open_ranker, read_vectors
-from kgmlm.runs.record import read_record
+from kgmlm.runs.entity_vectors import read_vectors
+from kgmlm.runs.folder import PROBABILITIES, read_record
+from kgmlm.runs.opened import open_ranker
 from kgmlm.runs.run import Run
 from kgmlm.serving.explore import Explorer, Hit, Pages, Search, shown, told
 from kgmlm.serving.schema import (
@@ -65,23 +63,22 @@ class Origin:
     """
 
     def __init__(self, run: Run) -> None:
-        self.folder, self.scores_digest = run.folder, run.loaded_digest
-        self._probable = _sha(run.folder.path / PROBABILITIES)
-        self._laid = _laid(run.folder.record)
+        self.folder = run.folder
 
     @property
     def is_the_run(self) -> bool:
         """Return whether the folder is still there and still of this run, whatever was trained since."""
         try:
-            return _laid(read_record(self.folder.path)) == self._laid
+            return _laid(read_record(self.folder.path)) == _laid(self.folder.record)
         except RunError:
             return False
 
     @property
     def is_stale(self) -> bool:
         """Return whether the folder has another state of the run than is served, or other probabilities."""
-        probable = _sha(self.folder.path / PROBABILITIES)
-        return self.standing == "changed" or (self.standing == "as opened" and probable != self._probable)
+        if self.standing != "as opened":
+            return self.standing == "changed"
+        return self.folder.now().contents.get(PROBABILITIES) != self.folder.contents.get(PROBABILITIES)
 
     @property
     def standing(self) -> Standing:
@@ -91,7 +88,7 @@ class Origin:
         try:
             if not (self.folder.path / "run.json").is_file():
                 return "gone"
-            same = self.folder.now().scores_digest == self.scores_digest and self.is_the_run
+            same = self.folder.now().scores_digest == self.folder.scores_digest and self.is_the_run
         except (OSError, RunError):
             return "gone"
         return "as opened" if same else "changed"
@@ -101,14 +98,6 @@ def _laid(record: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a run's record about how it was begun; its graph may grow."""
     settings = (record.get("files") or {}).get("config.toml")
     return {key: record.get(key) for key in _LAID} | {"config.toml": settings}
-
-
-def _sha(path: Path) -> str:
-    """The digest of a file; empty where there is none."""
-    try:
-        return sha256(path)
-    except OSError:
-        return ""
 
 
 class Names(Resolver):

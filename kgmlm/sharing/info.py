@@ -14,9 +14,11 @@ from kgmlm.core import files
 from kgmlm.core.errors import DataError, RunError, counted
 from kgmlm.core.machine import installed
 from kgmlm.evaluation.metrics import Ranks, read_ranks
-from kgmlm.runs.folder import MIXTURE, PROBABILITIES, RunFolder, open_folder
-from kgmlm.runs.record import ancestors
+from kgmlm.runs.folder import PROBABILITIES, RunFolder
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.provenance import ancestors
 from kgmlm.runs.run import Run, path_of
+from kgmlm.runs.tuned import MIXTURE
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 from kgmlm.core.errors import ConfigError, RunError, check_numbers
 from kgmlm.core.files import as_path, check_writable
 from kgmlm.core.progress import Advance, Watcher, watcher_of
-from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.onnx import structures_of
-from kgmlm.runs.packs import SUFFIX, find_pack, is_unpacked, write_calibrated, write_pack
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.packs import SUFFIX, find_pack, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
 from kgmlm.runs.run import Run, open_run, path_of
 
@@ -54,7 +55,7 @@ def pack(
     source = find_pack(path)
     if source is None:
         folder = open_folder(path)
-        if is_unpacked(folder.path):
+        if folder.is_unpacked:
             raise RunError(f"{path} is a pack already; give the file that it is in")
         named = folder.path.resolve()
         target = as_path(output, "the output") if output is not None else named.with_name(named.name + SUFFIX)
@@ -84,11 +85,10 @@ def pack(
 def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher) -> None:
     """Pack a run as it is."""
 
-    def check() -> None:
-        now = folder.now()
+    def check(now: RunFolder) -> None:
         now.tuned.check(now.fingerprints, now.path, () if kge else ("kge", "trees"))
 
-    check()
+    check(folder)
     with watch:
         if not kge and "kge" in folder.tuned.mixture.signals:
             watch.tell(
@@ -97,7 +97,7 @@ def _pack(folder: RunFolder, target: Path, kge: bool, onnx: bool, watch: Watcher
             )
         structures = structures_of(folder.path, watch.tell) if onnx else {}
         card = {"dataset": folder.graph.name}
-        write_pack(folder.path, target, kge=kge, structures=structures, card=card, check=check, advance=watch)
+        write_pack(folder, target, kge=kge, structures=structures, card=card, check=check, advance=watch)
 
 
 def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watcher) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.graphs.cards import card_names, read_card
-from kgmlm.runs.folder import open_folder
 from kgmlm.runs.hub import PACK, HubName, hub, hub_error
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import find_pack, unpack
 from kgmlm.runs.run import Run, path_of
 from kgmlm.sharing.info import Info, info

@@ -23,9 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError
 
-from kgmlm.core import files
 from kgmlm.core.arrays import IntArray, logits, logsumexp
-from kgmlm.core.digests import StrictModel
+from kgmlm.core.digests import StrictModel, sha256
 from kgmlm.core.errors import ModelError, first_line
 from kgmlm.core.machine import installed
 from kgmlm.text.reader import SpanOutput
@@ -176,7 +175,7 @@ class OnnxModel:
 
     def __init__(self, folder: Path, path: Path) -> None:
         self.folder, self.path = folder, path
-        self._config = files.sha256(folder / "config.json")
+        self._config = sha256(folder / "config.json")
         facts = facts_of(path, path.read_bytes(), self._config)
         self.positions, self.tokens = facts.positions, facts.tokens
 

@@ -26,8 +26,8 @@ from kgmlm.core.machine import bound_memory, keep_memory, only_cpu, reduced
 from kgmlm.core.processes import count_processes
 from kgmlm.core.progress import Watcher
 from kgmlm.ranking.ranker import Mixture, Ranker
-from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.record import ENDED, discard_checkpoints
+from kgmlm.runs.folder import ENDED, RunFolder
+from kgmlm.runs.writing import discard_checkpoints, save_model, write_record
 from kgmlm.text.torch_model import SpanModel, bf16_fault, reduced_products
 from kgmlm.training.objectives import objective
 from kgmlm.training.objectives.streams import Stretch
@@ -354,7 +354,7 @@ def train(
         limit=limit,
     )
     if accelerator.is_main_process:
-        run.update(status="started")
+        write_record(run, status="started")
     with reduced_products(accelerator.mixed_precision == "bf16"), _catch_signals() as caught:
         try:
             status = training.go(caught)
@@ -362,7 +362,8 @@ def train(
             training.close()
     state, minutes = training.state, training.minutes
     if accelerator.is_main_process:
-        run.update(
+        write_record(
+            run,
             status=status,
             step=state.step,
             done=round(state.step / training.plan.total, 6),
@@ -477,7 +478,7 @@ class _Training:
             self.save()
         if self.validate is None and status != "interrupted" and self.accelerator.is_main_process:
             self._forget()
-            self.run.save_model(self.ranker, self.reads_all)
+            save_model(self.run, self.ranker, self.reads_all)
         return status
 
     def _steps(self, caught: list[int]) -> Status:
@@ -580,7 +581,7 @@ class _Training:
         better = state.best_mrr is None or mrr > state.best_mrr
         keep = better if chooses else state.best_mrr is None
         if keep and self.accelerator.is_main_process:
-            self.run.save_model(self.ranker.replace(mixture=mixture), self.reads_all)
+            save_model(self.run, self.ranker.replace(mixture=mixture), self.reads_all)
         if chooses:
             state.bad_validations = 0 if better else state.bad_validations + 1
             state.best_mrr = mrr if better else state.best_mrr

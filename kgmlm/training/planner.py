@@ -23,8 +23,7 @@ from kgmlm.core.errors import RunError, counted
 from kgmlm.core.files import write_json
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.record import read_record
+from kgmlm.runs.folder import RunFolder, read_record
 from kgmlm.signals.biencoder import profile_of, texts_of
 from kgmlm.signals.biencoder_training import Training
 from kgmlm.signals.kge_training import train_complex

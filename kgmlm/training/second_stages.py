@@ -25,7 +25,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import Conditional, Floats, ReverseScoring, best_of
-from kgmlm.runs.record import CONDITIONAL, REVERSE, SECOND
+from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
 from kgmlm.training.weights import silent, validation_task, weigh
 

@@ -21,10 +21,11 @@ from kgmlm.prediction.calibration import (
     save_calibration,
 )
 from kgmlm.prediction.calibration import fitted as fitted_calibration
-from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.folder import ENDED, RunFolder
 from kgmlm.runs.index import index
-from kgmlm.runs.opened import shortlist_of
-from kgmlm.runs.record import CONDITIONAL, ENDED, REVERSE, TREES, leave_out
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.tuned import CONDITIONAL, REVERSE, TREES
+from kgmlm.runs.writing import leave_out, write_record
 from kgmlm.signals import beside
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
@@ -119,7 +120,7 @@ def stages_left(run: RunFolder) -> list[Stage]:
         left.append("reverse")
     if TREES in recipe["stages"] and TREES not in chosen.uses:
         left.append("trees")
-    if "index" in recipe["stages"] and shortlist_of(run) is None:
+    if "index" in recipe["stages"] and run.shortlist is None:
         left.append("index")
     if "calibration" in recipe["stages"] and not _is_calibrated(run):
         left.append("calibration")
@@ -316,7 +317,7 @@ def _index(path: Path, watch: Watcher) -> None:
     """Index a run's entities, through which it is asked from now on."""
     found = index(path, progress=watch)
     run = open_folder(path)
-    run.update(shortlist={"entities": found["shortlist"], "of": run.text_fingerprint})
+    write_record(run, shortlist={"entities": found["shortlist"], "of": run.text_fingerprint})
     watch.tell(
         f"index of {found['entities']:,} entities: of the 10 best by exact scoring, "
         f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"

@@ -28,19 +28,11 @@ from kgmlm.core.machine import only_cpu
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import RunFolder, create_run, open_folder
-from kgmlm.runs.models import check_vocabulary, save_model
-from kgmlm.runs.packs import find_pack
-from kgmlm.runs.record import (
-    ENDED,
-    check_output,
-    checkpoints,
-    command_line,
-    discard_checkpoints,
-    hardware,
-    model_address,
-    versions,
-)
+from kgmlm.runs.folder import ENDED, RunFolder
+from kgmlm.runs.models import check_vocabulary, open_text, save_model_files
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.provenance import command_line, hardware, model_address, versions
+from kgmlm.runs.writing import check_output, checkpoints, create_run, discard_checkpoints
 from kgmlm.signals import beside
 from kgmlm.text.tokenization import (
     SpanTokenizer,
@@ -103,7 +95,7 @@ def save_checkpoint(
     files.refuse_link(folder)
     name = f"step-{state.step:08d}"
     with files.atomic_folder(folder / name) as temporary:
-        save_model(ranker.reader.model, ranker.reader.tokenizer, temporary / "model")
+        save_model_files(ranker.reader.model, ranker.reader.tokenizer, temporary / "model")
         digests.write_manifest(temporary / "model")
         files.write_tensors(temporary / "state.safetensors", tensors)
         digests.write_manifest(temporary)
@@ -419,7 +411,7 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
         ModelError: when the model that it began with is gone.
     """
     run = open_folder(path)
-    if find_pack(path) is not None:
+    if run.is_unpacked:
         raise RunError(
             f"{path} is a pack, which is not trained; `kgmlm unpack {quoted(path)} --output RUN` makes a run"
         )
@@ -431,4 +423,4 @@ def resume_run(path: Path, device: str | None = None) -> tuple[RunFolder, Ranker
     if not (checkpoint / "model" / "config.json").is_file():
         raise RunError(f"{checkpoint} is damaged; start the run again with --overwrite")
     digests.check_folder(checkpoint, contents=True)
-    return run, run.text_ranker(device, checkpoint / "model")
+    return run, open_text(run, device, checkpoint / "model")

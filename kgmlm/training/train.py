@@ -20,16 +20,18 @@ from kgmlm.graphs.datasets import FURTHER, load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
 from kgmlm.graphs.splits import held_out_share, with_validation
 from kgmlm.graphs.storage import TRAINING, check_dataset
-from kgmlm.runs.folder import RunFolder, open_folder, unfinished
+from kgmlm.runs.folder import ENDED, RunFolder
 from kgmlm.runs.onnx import made_ready
-from kgmlm.runs.record import ENDED, check_output, writing
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.provenance import model_address
 from kgmlm.runs.run import Run, path_if
+from kgmlm.runs.writing import check_output, save_model, write_record, writing
 from kgmlm.training.loop import Interrupted, TimeLimit, train_watched
 from kgmlm.training.planner import Clock, check_minutes
 from kgmlm.training.recipes import OPTIONS, PLAIN, GivenSettings, Preset, Recipe, as_assignments, check_end
 from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_limit
 from kgmlm.training.start import ends_by_decay
-from kgmlm.training.tune import complete_text
+from kgmlm.training.tune import complete_text, unfinished
 
 if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Mixture, Ranker
@@ -105,6 +107,9 @@ def train(
         max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
         if resume:
             run, ranker = _resume(path, dataset, model, given, preset, decay, reading, watch)
+            if ranker is None and not (unfinished(run) or stages_left(run)):
+                watch.tell(f"{path} has {run.record['status']} already; there is nothing to resume")
+                return Run(run)
         else:
             assert dataset is not None
             check_dataset(dataset, TRAINING, watch.tell)
@@ -120,9 +125,9 @@ def train(
             recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrated)
             run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
             if not ready and main_process():
-                run.update(onnx=False)
+                run = write_record(run, onnx=False)
             if given_back and main_process():
-                run.update(given_back=True)
+                run = write_record(run, given_back=True)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None and not run.settings.trains_text:
@@ -238,10 +243,8 @@ def _resume(
 ) -> tuple[RunFolder, Ranker | None]:
     """Open an interrupted run where it stopped; what is given must be what it was begun with.
 
-    There is no ranker where the text model is trained and another stage was interrupted.
+    There is no ranker where the text model is trained.
     """
-    from kgmlm.runs.record import model_address
-
     run = open_folder(output)
     if model is not None and run.record["model"] not in (str(model), model_address(str(model))):
         raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
@@ -257,7 +260,7 @@ def _resume(
     if dataset is not None and not _same(load_graph(dataset, **reading), run):
         other = f"'{dataset}'" if isinstance(dataset, str | Path) else "the one that is given"
         raise RunError(f"{output} was begun with another graph than {other}")
-    if run.record["status"] in ENDED and (unfinished(run) or stages_left(run)):
+    if run.record["status"] in ENDED and not run.is_unpacked:
         if decay is not None:
             raise RunError(f"the text model of {output} has finished; --decay would end its training")
         return run, None
@@ -319,8 +322,8 @@ def _tell_unknown(run: RunFolder, ranker: Ranker, watch: Watcher) -> None:
 def _keep(run: RunFolder, ranker: Ranker) -> None:
     """Save the model unchanged, for a run that does not train its masked LM."""
     if main_process():
-        run.save_model(ranker)
-        run.update(status="finished")
+        save_model(run, ranker)
+        write_record(run, status="finished")
 
 
 def train_text(

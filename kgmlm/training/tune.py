@@ -14,23 +14,18 @@ from kgmlm.core.errors import RunError, check_numbers
 from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
-from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder, unfinished
-from kgmlm.runs.record import (
-    CONDITIONAL,
-    REVERSE,
-    SECOND,
-    TRAINED,
-    TREES,
-    command_line,
-    leave_out,
-)
+from kgmlm.runs.folder import TRAINED, RunFolder
+from kgmlm.runs.opened import lend, open_folder, tuned_ranker, untuned_ranker
+from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
+from kgmlm.runs.tuned import CONDITIONAL, MIXTURE, REVERSE, SECOND, TREES, TunedWeights
+from kgmlm.runs.writing import drop_signal, leave_out, save_signal, save_tuned, write_record
 from kgmlm.signals.biencoder import Biencoder
+from kgmlm.signals.vector import Vector
 from kgmlm.training.recipes import as_assignments, settings_of
 from kgmlm.training.start import keeping
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.ranker import Ranker
     from kgmlm.signals.base import Signal
 
 
@@ -75,7 +70,7 @@ class Addition:
             giver = open_folder(path_of(self.source))
             if giver.path.resolve() == run.path.resolve() and self.overwrite:
                 raise RunError(f"{run.path} cannot lend {self.name} to itself; --from names another run")
-            giver.lend(self.name, run.graph)
+            lend(giver, self.name, run.graph)
         if foreign := settings_of(self.name, self.given, others=True):
             raise RunError(
                 f"--add {self.name} goes by the settings of {self.name} alone, not by {foreign[0]}"
@@ -150,7 +145,7 @@ def check_parts(run: RunFolder, names: Sequence[str]) -> None:
 def drop_part(run: RunFolder, name: str) -> None:
     """Remove a signal that is beside the model."""
     if name not in FITTED:  # which goes with the weights
-        run.drop_signal(name)
+        drop_signal(run, name)
     leave_out(run.path, name)
 
 
@@ -164,7 +159,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
 
     made: tuple[Signal, dict[str, Any]]
     if added.source is not None:
-        made = open_folder(path_of(added.source)).lend(added.name, run.graph)
+        made = lend(open_folder(path_of(added.source)), added.name, run.graph)
         if isinstance(made[0], Biencoder):
             made[0].shares = False  # its encoder is the other run's model
     else:
@@ -178,7 +173,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
             # The run's model stays the encoder that it came as.
             own = added.settings(run).biencoder.encoder == str(run.record["model"])
             made[0].shares = own and not run.settings.trains_text
-    run.save_signal(made[0], **made[1], **added.marks)
+    save_signal(run, made[0], **made[1], **added.marks)
 
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
@@ -323,8 +318,7 @@ def choose(
     """
     from kgmlm.ranking.ranker import Use
     from kgmlm.ranking.second_stage import Conditional, ReverseScoring
-    from kgmlm.runs.opened import read_entities
-    from kgmlm.runs.record import TunedWeights
+    from kgmlm.runs.entity_vectors import read_entities
     from kgmlm.training.second_stages import tune as tune_all
     from kgmlm.training.trees import choose_trees, may_fit
 
@@ -334,7 +328,8 @@ def choose(
             with watch:
                 read_entities(run, device, batch_size, partial(watch, "reading entities"))
         world.wait()
-    ranker: Ranker = run.untuned(device) if weighs else run.ranker(device, rerank=False)
+        run = run.now()
+    ranker = untuned_ranker(run, device) if weighs else tuned_ranker(run, device, rerank=False)
     before = run.tuned if run.has_weights else None
     uses = dict(before.uses) if before else {}
     has = {name: name in uses for name in FITTED} | dict(wanted or {})
@@ -379,9 +374,18 @@ def choose(
     valid = {**known, **figures}
     by = {"command": command_line(), "precision": precision, "triples": triples, "valid": valid}
     if world.main:
-        run.save_tuned(TunedWeights(mixture, chosen, by=by), found_trees)
+        save_tuned(run, TunedWeights(mixture, chosen, by=by), found_trees)
     world.wait()
     return figures or known
+
+
+def unfinished(run: RunFolder) -> bool:
+    """Return whether a model that was validated among few entities is still to be measured among all."""
+    few = run.settings.training.validated(len(run.graph.entities))
+    if not few or not run.has_weights:
+        return False
+    stale = run.tuned.of.get(Vector.name) != run.fingerprints.get(Vector.name)
+    return run.vectors_unread or stale or (run.graph.has("valid") and not run.tuned.by)
 
 
 def complete_text(path: Path, watch: Watcher) -> None:
@@ -390,7 +394,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
     Args:
         path: of a run that has been trained, or interrupted.
     """
-    from kgmlm.runs.opened import read_entities
+    from kgmlm.runs.entity_vectors import read_entities
 
     run = open_folder(path)
     training = run.settings.training
@@ -399,10 +403,11 @@ def complete_text(path: Path, watch: Watcher) -> None:
         return
     if not run.graph.has("valid"):
         with watch:
-            read_entities(run, advance=partial(watch, "reading entities"))
-        run.save_tuned(run.tuned)
+            run = read_entities(run, advance=partial(watch, "reading entities"))
+        save_tuned(run, run.tuned)
         return
     if unfinished(run):
         found = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
         watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
-    run.update(best_valid_mrr=run.tuned.by["valid"]["text"]["mrr"])
+        run = run.now()
+    write_record(run, best_valid_mrr=run.tuned.by["valid"]["text"]["mrr"])

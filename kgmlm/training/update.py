@@ -49,21 +49,15 @@ from kgmlm.prediction.calibration import (
     save_calibration,
 )
 from kgmlm.prediction.list_calibration import drawn, expected_answers
-from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, searched
+from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, open_index, searched, vectors_fingerprint
 from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
-from kgmlm.runs.folder import RunFolder, open_folder
+from kgmlm.runs.folder import TRAINED, RunFolder
 from kgmlm.runs.models import NAMES, save_names
-from kgmlm.runs.opened import (
-    constraints_of,
-    index_fingerprint,
-    open_index,
-    open_retrieval,
-    save_index,
-    shortlist_of,
-)
+from kgmlm.runs.opened import constraints_of, open_folder, open_retrieval, tuned_ranker, untuned_ranker
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import TRAINED, command_line, writing
+from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
+from kgmlm.runs.writing import save_tuned, write_record, writing
 from kgmlm.signals import is_beside
 from kgmlm.signals.base import Growing
 from kgmlm.signals.vector import Vector
@@ -185,7 +179,7 @@ def _updated(
         seconds = round(time.monotonic() - started, 1)
         done = {"at": began.isoformat(timespec="seconds"), **counts, "seconds": seconds, **checked}
         updates = [*folder.record.get("updates", []), {**done, "command": command_line()}]
-        grown.update(updates=updates, **record)
+        write_record(grown, updates=updates, **record)
     return Outcome({"output": str(place), **counts, "seconds": seconds, **checked})
 
 
@@ -380,7 +374,7 @@ def _written(
 ) -> RunFolder:
     """Write the run with its updated graph and its old weights into a folder; its index grows, too."""
     graph = change.graph
-    before = run.untuned(device).replace(mixture=run.tuned.mixture)
+    before = untuned_ranker(run, device).replace(mixture=run.tuned.mixture)
     ranker = before.over(graph.context)
     for name, signal in ranker.signals.items():
         if isinstance(signal, Growing):
@@ -403,11 +397,9 @@ def _written(
     if record["status"] == "max steps":  # its checkpoint is of the graph before
         record["status"] = "stopped early"
     files.write_json(new / "run.json", record)
-    grown = RunFolder(new, graph, run.settings, record)
-    grown.save_tuned(replace(run.tuned, mixture=ranker.mixture))
-    if (run.path / FOLDER).is_dir():
-        _grow_index(run, grown, before, ranker, watch)
-    return grown
+    grown = RunFolder(new, graph, run.settings, record).now()
+    grown = save_tuned(grown, replace(run.tuned, mixture=ranker.mixture))
+    return _grow_index(run, grown, before, ranker, watch) if (run.path / FOLDER).is_dir() else grown
 
 
 def _settings(run: RunFolder, name: str) -> Settings:
@@ -437,29 +429,31 @@ def _digests(run: RunFolder, new: Path) -> dict[str, Any] | None:
     return digests.as_json(found)
 
 
-def _grow_index(run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker, watch: Watcher) -> None:
+def _grow_index(
+    run: RunFolder, grown: RunFolder, before: Ranker, ranker: Ranker, watch: Watcher
+) -> RunFolder:
     """Add the new entities to the index of a run, and keep it with the updated one.
 
     Vectors of the bi-encoder depend on triples, so all of them are indexed again.
     """
     try:
-        old, by = open_index(run, before), searched(ranker)
+        old, by = open_index(run.path, before, len(run.graph.entities)), searched(ranker)
     except (ConfigError, RunError) as error:
         watch.tell(f"the index is left out: {error}")
-        grown.update(shortlist=None)
-        return
+        return write_record(grown, shortlist=None)
     count = len(grown.graph.entities)
     new = np.arange(len(run.graph.entities), count)
-    made_of = index_fingerprint(ranker, count, old.record.get("looked_at", len(run.graph.entities)))
+    made_of = vectors_fingerprint(ranker, count, old.record.get("looked_at", len(run.graph.entities)))
     if ranker.vectors is None:
         ids = np.arange(count)
         part = entity_part(by.of(ids), ids, old.record["factory"], old.record["seed"])
         index = Retriever(part, {**old.record, "entities": count, "fingerprint": made_of})
     else:
         index = old.grown(run.path / FOLDER, new, by.of(new), made_of)
-    save_index(grown, index)
-    if shortlist_of(run) is not None:
-        grown.update(shortlist={**run.record["shortlist"], "of": grown.text_fingerprint})
+    index.save(grown.path / FOLDER)
+    if run.shortlist is None:
+        return grown
+    return write_record(grown, shortlist={**run.record["shortlist"], "of": grown.text_fingerprint})
 
 
 def _checked(
@@ -474,11 +468,12 @@ def _checked(
     if not grown.graph.has("valid"):
         return {"chosen": []}
     chosen = []
-    found = refit(grown.ranker(device, rerank=False), grown, batch_size, watch)
+    found = refit(tuned_ranker(grown, device, rerank=False), grown, batch_size, watch)
     if found.gain > found.least:
         new = found.mrr + found.gain
         watch.tell(f"the weights are chosen again: validation MRR {found.mrr:.4f}, by new ones {new:.4f}")
         choose(grown, None, None, "fp32", batch_size, device, watch)
+        grown = grown.now()
         chosen.append("weights")
     return _probable(run, grown, found, chosen, device, batch_size, watch)
 
@@ -530,7 +525,7 @@ def _still_fits(
     lists = next((x for x in calibration.lists if not x.stages), None)
     if lists is None:
         return True
-    ranker = run.ranker(device, rerank=False).unreranked()
+    ranker = tuned_ranker(run, device, rerank=False).unreranked()
     (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
     asked = drawn(run.graph, typed.askable, PROBED)
     retrieval = open_retrieval(run, ranker, lists.retrieve or None)

@@ -14,7 +14,7 @@ import typer
 from conftest import TINY_SETTINGS, Cli, refused
 
 from kgmlm.cli.app import app
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 
 ASK = ("--head", "france", "--relation", "capital")
 TRAIN = (

@@ -17,7 +17,8 @@ import kgmlm
 from kgmlm.core.digests import Digest
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.prediction.calibration import FILE
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
+from kgmlm.runs.writing import save_model, save_tuned
 
 
 @pytest.fixture(scope="module")
@@ -240,14 +241,14 @@ def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path:
     assert kept["chosen_by"]["valid"] == figures
     assert [row["stages"] for row in lists] == [list(x["stages"]) for x in kept["lists"]]
     opened = open_folder(run)
-    opened.save_tuned(opened.tuned)
+    opened = save_tuned(opened, opened.tuned)
     assert cli("classify", run, asked, "-q").returncode == 0, "the same weights again are the same"
     chosen = opened.tuned
-    opened.save_tuned(type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
+    opened = save_tuned(opened, type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
     refused(cli("classify", run, asked), "not fitted for the weights that it has now", "kgmlm calibrate")
     assert "validation triples" in cli("calibrate", run).stdout
     assert cli("classify", run, asked, "-q").returncode == 0
-    opened.save_model(opened.ranker("cpu"))
+    opened = save_model(opened, tuned_ranker(opened, "cpu"))
     assert not (run / FILE).exists(), "another model, other probabilities"
     done = cli("calibrate", run, "-q")
     (run / FILE).write_text(

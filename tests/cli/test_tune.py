@@ -15,7 +15,9 @@ import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import RunError
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.runs.folder import MIXTURE, open_folder
+from kgmlm.runs.opened import open_folder, untuned_ranker
+from kgmlm.runs.tuned import MIXTURE
+from kgmlm.runs.writing import save_model, save_signal
 from kgmlm.signals.kge import KGE
 
 SMALL = ("--set", "kge.dimension=8", "--set", "kge.batch_size=16")
@@ -49,7 +51,7 @@ def test_a_kge_model_is_added_weighed_lent_and_dropped(
         assert done.returncode == 0, done.stderr
         reports[scores] = json.loads(done.stdout)
     assert reports["kge"]["metrics"]["mrr"] == pytest.approx(valid["kge"]["mrr_kge"])
-    tuned = opened.untuned().replace(mixture=opened.tuned.mixture)
+    tuned = untuned_ranker(opened).replace(mixture=opened.tuned.mixture)
     for scores in ("all", "text"):
         by_weights = evaluate(tuned.by(scores), opened.graph, Protocol(split="valid")).report
         assert reports[scores]["metrics"]["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6)
@@ -107,7 +109,7 @@ def test_weights_are_chosen_again_on_all_of_validation(
     after = kgmlm.evaluate(run, split="valid", progress=False)
     assert after.values["chosen_by"]["valid"]["text"] == valid
     opened = open_folder(run)
-    tuned = opened.untuned().replace(mixture=opened.tuned.mixture)
+    tuned = untuned_ranker(opened).replace(mixture=opened.tuned.mixture)
     by_weights = evaluate(tuned, opened.graph, Protocol(split="valid")).report
     assert after.metrics["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6), "by what was chosen"
     assert kgmlm.evaluate(run, scores="likelihood", progress=False).values["chosen_by"] is None
@@ -125,7 +127,7 @@ def test_weights_are_refused_for_signals_that_they_were_not_chosen_for(toy_run: 
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
     opened = open_folder(run)
-    opened.save_signal(KGE.fit(opened.graph, opened.settings.kge.model_copy(update={"epochs": 1})))
+    opened = save_signal(opened, KGE.fit(opened.graph, opened.settings.kge.model_copy(update={"epochs": 1})))
 
     def rank(run: Path, **options: Any) -> None:
         assert len(kgmlm.open_run(run, **options).rank(relation="capital", head="france", k=1)) == 1
@@ -138,7 +140,7 @@ def test_weights_are_refused_for_signals_that_they_were_not_chosen_for(toy_run: 
     kgmlm.tune(run, progress=False)
     rank(run)
     opened = open_folder(run)
-    opened.save_model(opened.untuned("cpu"))  # as if it were trained further
+    opened = save_model(opened, untuned_ranker(opened, "cpu"))  # as if it were trained further
     with pytest.raises(RunError, match=stale):
         rank(run)
     other = tmp_path / "other"

@@ -11,8 +11,10 @@ from conftest import Cli, refused, without_digests
 from kgmlm.core import digests
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
-from kgmlm.runs.folder import MIXTURE, RunFolder, open_folder
-from kgmlm.runs.record import TunedWeights
+from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.opened import lend, open_folder, tuned_ranker, untuned_ranker
+from kgmlm.runs.tuned import MIXTURE, TunedWeights
+from kgmlm.runs.writing import save_model, save_signal, save_tuned, write_record
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.vector import Vector
 
@@ -53,10 +55,10 @@ def test_a_cut_or_missing_file_is_named_on_opening(toy_vector_run: Path, tmp_pat
         ):
             damage(run / name)
             with pytest.raises(RunError, match=rf"{name} (has|is missing|is damaged)") as caught:
-                open_folder(run).ranker("cpu")
+                tuned_ranker(open_folder(run), "cpu")
             assert "\n" not in str(caught.value)
             shutil.copy(whole / name, run / name)
-    open_folder(run, verify=True).ranker("cpu")
+    tuned_ranker(open_folder(run, verify=True), "cpu")
 
 
 def test_changed_contents_are_found_when_asked_for(toy_vector_run: Path, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_changed_contents_are_found_when_asked_for(toy_vector_run: Path, tmp_pat
             open_folder(run, verify=True)
         (run / name).write_bytes(before)
     changed(run / "model" / "model.safetensors")
-    open_folder(run).ranker("cpu")  # its size has not changed
+    tuned_ranker(open_folder(run), "cpu")  # its size has not changed
     with pytest.raises(RunError, match=r"model\.safetensors has other contents than were written; restore"):
         open_folder(run, verify=True)
 
@@ -78,7 +80,7 @@ def test_a_run_without_digests_opens_but_cannot_be_verified(toy_run: Path, tmp_p
     shutil.copytree(toy_run, tmp_path / "run")
     run = without_digests(tmp_path / "run")
     opened = open_folder(run)
-    opened.save_model(opened.ranker("cpu"))
+    opened = save_model(opened, tuned_ranker(opened, "cpu"))
     with pytest.raises(RunError, match=r"cannot be verified: its run\.json has no digests"):
         open_folder(run, verify=True)
 
@@ -98,8 +100,8 @@ def fused(toy_run: Path, tmp_path: Path) -> tuple[RunFolder, KGE]:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
     kge = KGE.fit(run.graph, KGESettings(dimension=4, epochs=1))
-    run = run.save_signal(kge, minutes=1)
-    run.save_tuned(TunedWeights(run.tuned.mixture.evenly("kge", 1.0)))
+    run = save_signal(run, kge, minutes=1)
+    run = save_tuned(run, TunedWeights(run.tuned.mixture.evenly("kge", 1.0)))
     return run, kge
 
 
@@ -111,12 +113,12 @@ def test_a_file_that_is_replaced_by_itself_is_checked(fused: tuple[RunFolder, KG
         open_folder(run.path, verify=True)
     (run.path / KGE.file).unlink()
     for act in (
-        lambda: open_folder(run.path).ranker("cpu"),
-        lambda: open_folder(run.path).lend("kge", run.graph),
+        lambda: tuned_ranker(open_folder(run.path), "cpu"),
+        lambda: lend(open_folder(run.path), "kge", run.graph),
     ):
         with pytest.raises(RunError, match=r"kge\.safetensors is missing.*--add kge --overwrite"):
             act()
-    run.save_signal(kge)
+    run = save_signal(run, kge)
     open_folder(run.path, verify=True)
 
 
@@ -130,7 +132,7 @@ def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
     run, _ = fused
     if first:
         (run.path / KGE.file).unlink()
-        run.update(files={k: v for k, v in run.record["files"].items() if k != KGE.file})
+        run = write_record(run, files={k: v for k, v in run.record["files"].items() if k != KGE.file})
     other = KGE.fit(run.graph, KGESettings(dimension=8, epochs=1))
 
     class Killed(BaseException):
@@ -147,21 +149,21 @@ def test_a_kill_while_a_file_is_replaced_leaves_a_good_run(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(Killed):
-        run.save_signal(other)
+        run = save_signal(run, other)
     monkeypatch.undo()
     assert changes == ["kge.safetensors", "run.json", "kge.safetensors", "run.json"][:moment]
     opened = open_folder(run.path, verify=True)
-    opened.untuned("cpu")
-    opened.save_signal(other)
+    untuned_ranker(opened, "cpu")
+    opened = save_signal(opened, other)
     assert len(open_folder(run.path, verify=True).record["files"][KGE.file]) == 1
 
 
 def test_what_was_chosen_is_replaced_with_its_digest(toy_vector_run: Path, tmp_path: Path) -> None:
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    run.save_tuned(TunedWeights(run.tuned.mixture.evenly("vector", 0.125)))
-    again = open_folder(run.path, verify=True).ranker("cpu")
+    run = save_tuned(run, TunedWeights(run.tuned.mixture.evenly("vector", 0.125)))
+    again = tuned_ranker(open_folder(run.path, verify=True), "cpu")
     assert again.mixture.averages["vector"] == 0.125
     (run.path / MIXTURE).write_text("{}")
     with pytest.raises(RunError, match=r"mixture\.json has 2 bytes instead"):
-        open_folder(run.path).ranker("cpu")
+        tuned_ranker(open_folder(run.path), "cpu")

@@ -28,8 +28,8 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import FOLDER, Retriever
 from kgmlm.ranking.second_stage import ReverseScoring
-from kgmlm.runs.folder import open_folder
 from kgmlm.runs.index import build_index
+from kgmlm.runs.opened import open_folder
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reader
 from kgmlm.text.tokenization import Encoded

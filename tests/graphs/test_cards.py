@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kgmlm.core import files
+from kgmlm.core.digests import sha256
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.cards import (
     Card,
@@ -73,7 +73,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     (mirror / "x.txt").write_text("a\tr\tb\n")
     monkeypatch.setenv("KGMLM_MIRROR", str(mirror))
     monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
-    return Source(path="x.txt", sha256=files.sha256(mirror / "x.txt"), url="http://127.0.0.1:9/x.txt")
+    return Source(path="x.txt", sha256=sha256(mirror / "x.txt"), url="http://127.0.0.1:9/x.txt")
 
 
 def test_the_mirror_comes_first(source: Source, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_archives_are_read_by_member(tmp_path: Path, monkeypatch: pytest.MonkeyP
     card = Card(
         name="x", title="x", description="x", license="x", citation="x",
         counts=Counts(entities=1, relations=1, unseen=0, train=1, valid=0, test=0),
-        source=(Source(path="a.tar.gz", sha256=files.sha256(tmp_path / "a.tar.gz")),),
+        source=(Source(path="a.tar.gz", sha256=sha256(tmp_path / "a.tar.gz")),),
     )  # fmt: skip
     sources = Sources(card)
     assert sources.read("a.tar.gz:train.txt") == b"abc"

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import kgmlm
-from kgmlm.core import files
+from kgmlm.core.digests import sha256
 from kgmlm.core.errors import DataError, KgmlmError
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, read_card, write_card
 from kgmlm.graphs.checks import check_graph, odd_columns
@@ -369,7 +369,7 @@ def miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("wikidata5m", "wikidata5m-ind"):
         card = read_card(name)
         known = [
-            source.model_copy(update={"sha256": source.sha256 and files.sha256(mirror / source.path)})
+            source.model_copy(update={"sha256": source.sha256 and sha256(mirror / source.path)})
             for source in card.source
         ]
         (cards / name).mkdir(parents=True)
@@ -391,7 +391,7 @@ def test_wikidata5m_is_read_from_its_files(miniature: Path) -> None:
         "valid": [("Q4", "P1", "Q2")],
         "test": [("Q2", "P2", "Q1")],
     }
-    assert graph.sources["wikidata5m_text.txt.gz"] == files.sha256(miniature / "wikidata5m_text.txt.gz")
+    assert graph.sources["wikidata5m_text.txt.gz"] == sha256(miniature / "wikidata5m_text.txt.gz")
 
 
 def test_wikidata5m_of_unseen_entities_keeps_them(miniature: Path) -> None:

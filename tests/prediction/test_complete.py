@@ -28,7 +28,7 @@ from kgmlm.core.results import Outcome
 from kgmlm.graphs.queries import triple_keys
 from kgmlm.prediction import candidates, complete
 from kgmlm.prediction.listing import estimate, read_list
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.options import RankingOptions
 
 SMALL: dict[str, Any] = {

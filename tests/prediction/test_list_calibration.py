@@ -26,8 +26,9 @@ from kgmlm.ranking.likely import TrueTriples
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval
-from kgmlm.runs.folder import open_folder
 from kgmlm.runs.index import build_index
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.writing import save_tuned
 
 
 def askable(graph: KnowledgeGraph, *which: int) -> list_calibration.Askable:
@@ -202,7 +203,7 @@ def test_each_way_of_ranking_has_its_own_probabilities(
     monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
     path = shutil.copytree(toy_run, tmp_path / "run")
     folder = open_folder(path)
-    folder.save_tuned(replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
+    folder = save_tuned(folder, replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
     figures = kgmlm.calibrate(path, progress=False)
     assert [row["stages"] for row in figures["lists"]] == [[], ["reverse"]]
 
@@ -214,7 +215,7 @@ def test_each_way_of_ranking_has_its_own_probabilities(
     assert found(rerank=3) is None, "nothing is fitted to that"
     assert found(scores="likelihood") is None
     folder = open_folder(path)
-    folder.save_tuned(replace(folder.tuned, uses={"reverse": Use(4, 1.0)}))
+    folder = save_tuned(folder, replace(folder.tuned, uses={"reverse": Use(4, 1.0)}))
     assert found() is None
     heard = Hears()
     kgmlm.open_run(path, device="cpu").rank(head="France", relation="capital", k=1, progress=heard)

@@ -18,10 +18,9 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.retrieval import Retrieval
-from kgmlm.runs.folder import open_folder
+from kgmlm.ranking.retrieval import FOLDER, Retrieval
 from kgmlm.runs.index import build_index
-from kgmlm.runs.opened import save_index
+from kgmlm.runs.opened import open_folder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 
@@ -216,7 +215,7 @@ def test_a_predictor_ranks_what_an_index_finds_new_entities_too(toy_vector_run: 
     shutil.copytree(toy_vector_run, path)
     run = open_folder(path)
     exact = kgmlm.open_run(path, device="cpu").predictor
-    save_index(run, build_index(exact.ranker, run.graph))
+    build_index(exact.ranker, run.graph).save(run.path / FOLDER)
     predictor = kgmlm.open_run(path, device="cpu", retrieve=31).predictor
     asked = {"head": "france", "relation": "capital", "k": 8}
     short, whole = (p.rank(**asked) for p in (predictor, exact))  # type: ignore[arg-type]

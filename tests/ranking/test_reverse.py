@@ -27,8 +27,9 @@ from kgmlm.ranking.constraints import MISSED, Possible
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import BEST, Ranker, Use
 from kgmlm.ranking.second_stage import FLOOR, ReverseScoring
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.record import TunedWeights
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.tuned import TunedWeights
+from kgmlm.runs.writing import save_tuned
 from kgmlm.signals.kge import KGE
 from kgmlm.training.second_stages import choose_reverse, tune
 
@@ -212,14 +213,14 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
     path = tmp_path / "mixture.json"
     TunedWeights(ranker.mixture, {"reverse": Use(7, 0.75)}).save(path)
-    assert TunedWeights.open(path, len(toy.relations)).uses == {"reverse": Use(7, 0.75)}
+    assert TunedWeights.parse(path.read_bytes(), path, len(toy.relations)).uses == {"reverse": Use(7, 0.75)}
     values = json.loads(path.read_text("utf-8"))
     del values["reverse"]  # as older versions wrote it
     path.write_text(json.dumps(values), "utf-8")
-    assert "reverse" not in TunedWeights.open(path, len(toy.relations)).uses
+    assert "reverse" not in TunedWeights.parse(path.read_bytes(), path, len(toy.relations)).uses
     path.write_text(json.dumps({**values, "reverse": {"k": -1, "weight": 1.0}}), "utf-8")
     with pytest.raises(RunError, match=r"reverse\.k"):
-        TunedWeights.open(path, len(toy.relations))
+        TunedWeights.parse(path.read_bytes(), path, len(toy.relations))
 
 
 def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> 
     opened = open_folder(run)
     assert "reverse" in opened.tuned.uses
     assert opened.tuned.by["valid"]["reverse"]["k"] == opened.tuned.uses["reverse"].k
-    opened.save_tuned(replace(opened.tuned, uses={"reverse": Use(5, 1.0)}))
+    opened = save_tuned(opened, replace(opened.tuned, uses={"reverse": Use(5, 1.0)}))
     assert "the 5 best, weight 1" in cli("info", run).stdout
     base = ("evaluate", run, "--split", "valid", "--json", "-q")
     reports = {k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 4))}
@@ -257,7 +258,7 @@ def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> 
     refused(cli("evaluate", run, "--rerank", 4, "--scores", "vector"), "--rerank goes with")
     figures = kgmlm.tune(run, progress=False)
     assert list(figures) == ["text", "reverse"], "it is chosen again with the weights"
-    open_folder(run).save_tuned(replace(open_folder(run).tuned, uses={"reverse": Use(0, 0.0)}))
+    save_tuned(open_folder(run), replace(open_folder(run).tuned, uses={"reverse": Use(0, 0.0)}))
     refused(cli("evaluate", run, "--rerank", 4), "chose not to rerank")
     assert cli("tune", run, "--drop", "reverse", "-q").returncode == 0
     assert "reverse" not in open_folder(run).tuned.uses

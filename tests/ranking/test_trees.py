@@ -26,7 +26,7 @@ from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
 from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, group_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 from kgmlm.training import trees as fitting
@@ -297,7 +297,7 @@ def test_trees_learn_what_no_signal_says(trained: Path, with_trees: Path) -> Non
 def test_trees_of_a_half_score_the_other_half(with_trees: Path) -> None:
     """By pairs of the query's entity and the candidate, so that both questions of a triple are in a half."""
     run = open_folder(with_trees)
-    trees = run.ranker("cpu").stages["trees"]
+    trees = tuned_ranker(run, "cpu").stages["trees"]
     assert isinstance(trees, Trees)
     queries, answers = run.graph.queries("valid")
     count = len(queries) // 2
@@ -339,7 +339,7 @@ def test_a_run_with_trees_is_asked_in_every_way(cli: Cli, with_trees: Path, tmp_
 @pytest.mark.slow
 def test_parts_of_trees_sum_up(with_trees: Path) -> None:
     run = open_folder(with_trees)
-    ranker = run.ranker("cpu")
+    ranker = tuned_ranker(run, "cpu")
     trees = ranker.stages["trees"]
     assert isinstance(trees, Trees)
     queries, _ = run.graph.queries("test")
@@ -358,13 +358,15 @@ def test_trees_come_along_in_a_pack(cli: Cli, with_trees: Path, tmp_path: Path) 
     pack, without = tmp_path / "whole.kgmlm", tmp_path / "without.kgmlm"
     assert cli("pack", with_trees, "--output", pack, "-q").returncode == 0
     assert cli("pack", with_trees, "--output", without, "--no-kge", "-q").returncode == 0
-    mine, packed = (open_folder(x).ranker("cpu").stages["trees"] for x in (with_trees, pack))
+    mine, packed = (tuned_ranker(open_folder(x), "cpu").stages["trees"] for x in (with_trees, pack))
     assert isinstance(mine, Trees)
     assert isinstance(packed, Trees)
     assert packed.use == mine.use
     for half in FORESTS:
         assert alike(mine.forests[half], packed.forests[half])
-    assert "trees" not in open_folder(without).ranker("cpu").stages, "they were fitted with the embeddings"
+    assert "trees" not in tuned_ranker(open_folder(without), "cpu").stages, (
+        "they were fitted with the embeddings"
+    )
     assert mrr(pack) == pytest.approx(mrr(with_trees), abs=0.02)
 
 

@@ -56,7 +56,7 @@ from kgmlm.reporting.charts import (
 )
 from kgmlm.reporting.figures import Ranked, entity_map, questions
 from kgmlm.reporting.report import Contents, render
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.run import Run
 from kgmlm.training.summary import counted
 

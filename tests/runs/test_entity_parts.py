@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import vectors_of
+from doubles import Hears
 from trainings import TINY, VECTORS, Validation, go, settings
 
 import kgmlm
@@ -18,12 +19,14 @@ from kgmlm.core.arrays import numpy
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.runs import opened as opened_module
-from kgmlm.runs.folder import open_folder, unfinished
-from kgmlm.runs.folder import unread as unread_yet
-from kgmlm.runs.opened import PARTS_FOLDER, read_entities
+from kgmlm.runs import entity_vectors
+from kgmlm.runs.entity_vectors import PARTS_FOLDER, read_entities
+from kgmlm.runs.models import open_text
+from kgmlm.runs.opened import open_folder, tuned_ranker, untuned_ranker
+from kgmlm.runs.writing import save_tuned
 from kgmlm.signals import vector as vector_module
 from kgmlm.training.start import start_run
+from kgmlm.training.tune import unfinished
 from kgmlm.training.weights import weigh
 
 FEW: dict[str, Any] = {**TINY, "eval_candidates": 5, "vector": {"enabled": True, "max_length": 24}}
@@ -38,10 +41,10 @@ def unread(toy: KnowledgeGraph, tmp_path: Path) -> Path:
 
 def test_a_run_whose_entities_are_unread_says_what_reads_them(unread: Path) -> None:
     run = open_folder(unread, verify=True)
-    assert unread_yet(run)
+    assert run.vectors_unread
     assert unfinished(run)
     with pytest.raises(RunError, match="not read yet; `kgmlm tune"):
-        run.ranker()
+        tuned_ranker(run)
 
 
 def test_who_is_killed_in_the_midst_of_reading_goes_on_there(
@@ -69,14 +72,14 @@ def test_who_is_killed_in_the_midst_of_reading_goes_on_there(
         return numpy(vectors)
 
     monkeypatch.setattr(vector_module, "numpy", counting)
-    read_entities(run, "cpu", size=8)
+    run = read_entities(run, "cpu", size=8)
     assert sum(made) == total - 8, "what was there is not read again"
     assert not (unread / PARTS_FOLDER).exists()
-    assert not unread_yet(run)
+    assert not run.vectors_unread
     assert unfinished(run), "weights were chosen for no vectors"
-    fresh = run.text_ranker("cpu")
-    run.save_tuned(replace(run.tuned, by={"command": "kgmlm tune"}))
-    opened = open_folder(unread, verify=True).ranker("cpu")
+    fresh = open_text(run, "cpu")
+    run = save_tuned(run, replace(run.tuned, by={"command": "kgmlm tune"}))
+    opened = tuned_ranker(open_folder(unread, verify=True), "cpu")
     torch.testing.assert_close(vectors_of(opened), vectors_of(fresh), atol=1e-5, rtol=1e-5)
     assert not unfinished(run)
 
@@ -88,8 +91,8 @@ def test_parts_of_another_model_are_read_again(unread: Path, about: bytes) -> No
     np.save(unread / PARTS_FOLDER / "part-000000.npy", np.zeros((8, 32), np.float32))
     read_entities(open_folder(unread), "cpu", size=8)
     run = open_folder(unread)
-    run.save_tuned(run.tuned)
-    assert vectors_of(run.ranker("cpu"))[:8].norm(dim=1).min() > 0.9
+    run = save_tuned(run, run.tuned)
+    assert vectors_of(tuned_ranker(run, "cpu"))[:8].norm(dim=1).min() > 0.9
 
 
 def test_a_damaged_part_is_named(unread: Path) -> None:
@@ -115,7 +118,7 @@ def test_residuals_need_all_entities(toy: KnowledgeGraph, tmp_path: Path) -> Non
 def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None:
     run = kgmlm.train("toy", "scratch", tmp_path / "run", epochs=1, progress=False, eval_candidates=5, **TINY)
     found = run.folder.tuned.by["valid"]["text"]["mrr"]
-    _, figures = weigh(run.folder.untuned("cpu"), run.folder.graph, Protocol(split="valid"))
+    _, figures = weigh(untuned_ranker(run.folder, "cpu"), run.folder.graph, Protocol(split="valid"))
     assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["text"]["mrr"])
 
 
@@ -130,16 +133,17 @@ def test_the_command_measures_among_all_at_the_end_and_resumes_there(
         raise Power
 
     with monkeypatch.context() as patched:
-        patched.setattr(opened_module, "_join", cut)
+        patched.setattr(entity_vectors, "_join", cut)
         with pytest.raises(Power):
             kgmlm.train("toy", "scratch", tmp_path / "run", epochs=2, progress=False, **FEW)
     run = open_folder(tmp_path / "run")
-    assert (run.record["status"], unread_yet(run)) == ("finished", True)
+    assert (run.record["status"], run.vectors_unread) == ("finished", True)
     sampled = run.record["best_valid_mrr"]
     done = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
     assert not unfinished(done.folder)
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert all("valid_candidates" in row for row in rows if "valid_mrr" in row)
     assert done.folder.record["best_valid_mrr"] < sampled, "more compete"
-    with pytest.raises(RunError, match="nothing to resume"):
-        kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
+    heard = Hears()
+    kgmlm.train(output=tmp_path / "run", resume=True, progress=heard)
+    assert heard.told[-1].endswith("nothing to resume")

@@ -13,8 +13,9 @@ from kgmlm.core.errors import ModelError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
 from kgmlm.ranking.ranker import Use
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.record import began_from
+from kgmlm.runs.opened import open_folder, tuned_ranker
+from kgmlm.runs.provenance import began_from, past_graphs
+from kgmlm.runs.writing import save_model, save_tuned, write_record
 from kgmlm.signals.vector import Vector
 from kgmlm.text.tokenization import load_tokenizer
 from kgmlm.text.torch_model import load_model
@@ -38,7 +39,7 @@ def test_a_moved_run_works(toy_run: Path, tmp_path: Path) -> None:
     assert run.record["command"].count(str(toy_run)) == text.count(str(toy_run)) == 1, (
         "a record, not a path to use"
     )
-    assert len(run.ranker("cpu").reader.names) == len(run.graph.entities)
+    assert len(tuned_ranker(run, "cpu").reader.names) == len(run.graph.entities)
 
 
 def test_a_new_model_has_no_second_stage_that_was_chosen_for_the_old_one(
@@ -46,10 +47,10 @@ def test_a_new_model_has_no_second_stage_that_was_chosen_for_the_old_one(
 ) -> None:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    run.save_tuned(replace(run.tuned, uses={"reverse": Use(3, 1.0)}))
+    run = save_tuned(run, replace(run.tuned, uses={"reverse": Use(3, 1.0)}))
     assert run.tuned.uses["reverse"] == Use(3, 1.0)
     scores_digest = run.scores_digest
-    run.save_model(run.ranker("cpu", rerank=False))
+    run = save_model(run, tuned_ranker(run, "cpu", rerank=False))
     assert "reverse" not in open_folder(run.path).tuned.uses
     assert run.scores_digest != scores_digest
 
@@ -61,23 +62,23 @@ def test_the_past_of_a_run_is_read_where_it_still_is(
     shutil.copytree(toy_run, base)
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    assert run.past() == ([], [])
-    run = run.update(command="another")
+    assert past_graphs(run) == ([], [])
+    run = write_record(run, command="another")
     model = str(base / "model")
-    run = run.update(model=model, began_from=began_from(model))
-    (graph,), gone = run.past()
+    run = write_record(run, model=model, began_from=began_from(model))
+    (graph,), gone = past_graphs(run)
     assert graph.same(run.graph)
     assert gone == []
     shutil.rmtree(base)
-    assert run.past() == ([], []), "the run has the triples of the built-in dataset, too"
+    assert past_graphs(run) == ([], []), "the run has the triples of the built-in dataset, too"
     shutil.copytree(toy_vector_run, base)
-    run = run.update(dataset="mine")
-    assert run.past() == ([], ["toy"]), "another run is there now"
+    run = write_record(run, dataset="mine")
+    assert past_graphs(run) == ([], ["toy"]), "another run is there now"
     shutil.rmtree(base)
     shutil.copytree(toy_run, base)
-    assert len(run.past()[0]) == 1
+    assert len(past_graphs(run)[0]) == 1
     (base / "graph" / "triples.arrow").write_bytes(b"PAR1")
-    assert run.past() == ([], ["toy"]), "what cannot be read cannot be checked"
+    assert past_graphs(run) == ([], ["toy"]), "what cannot be read cannot be checked"
 
 
 def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> None:
@@ -90,16 +91,16 @@ def test_what_a_model_needs_is_missed(toy_vector_run: Path, tmp_path: Path) -> N
     vectors = run.path / Vector.file
     vectors.rename(tmp_path / "vectors")
     with pytest.raises(RunError, match=r"vectors.*is missing"):
-        run.ranker("cpu")
+        tuned_ranker(run, "cpu")
     (tmp_path / "vectors").rename(vectors)
-    run.ranker("cpu")
+    tuned_ranker(run, "cpu")
     for path in run.model_folder.glob("*token*"):
         path.unlink()
     with pytest.raises(RunError, match=r"token.* is missing; restore it"):
-        run.ranker("cpu")
+        tuned_ranker(run, "cpu")
     run = open_folder(without_digests(run.path))
     with pytest.raises(ModelError, match="has no tokenizer"):
-        run.ranker("cpu")
+        tuned_ranker(run, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_a_run_without_a_model_says_how_to_go_on(toy_run: Path, tmp_path: Path) 
     copy = tmp_path / "run"
     shutil.copytree(toy_run, copy, ignore=shutil.ignore_patterns("model"))
     with pytest.raises(RunError, match="--resume"):
-        open_folder(copy).ranker()
+        tuned_ranker(open_folder(copy))
 
 
 def test_a_file_is_no_run(tmp_path: Path) -> None:

@@ -21,10 +21,9 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.retrieval import FOLDER, Retrieval, Retriever, retrieve_and_rank, shortlist
-from kgmlm.runs.folder import open_folder
+from kgmlm.ranking.retrieval import FOLDER, Retrieval, Retriever, open_index, retrieve_and_rank, shortlist
 from kgmlm.runs.index import build_index
-from kgmlm.runs.opened import open_index, save_index
+from kgmlm.runs.opened import open_folder, tuned_ranker
 
 pytest.importorskip("faiss")
 
@@ -89,13 +88,13 @@ def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path
     shutil.copytree(toy_vector_run, copy)
     run = open_folder(copy)
     with pytest.raises(RunError, match="no index"):
-        open_index(run, run.ranker("cpu"))
-    ranker = run.ranker("cpu")
-    save_index(run, build_index(ranker, run.graph))
+        open_index(run.path, tuned_ranker(run, "cpu"), len(run.graph.entities))
+    ranker = tuned_ranker(run, "cpu")
+    build_index(ranker, run.graph).save(run.path / FOLDER)
     wider = run.graph.extended(EntityTable(["q1", "q2"], ["Atlantis", "Thule"], ["a lost city", ""]))
-    extended = run.ranker("cpu", graph=wider)
+    extended = tuned_ranker(run, "cpu").over(wider.context)
     queries, _ = wider.queries("test")
-    index = open_index(run, extended)
+    index = open_index(run.path, extended, len(run.graph.entities))
     assert len(index) == len(wider.entities)
     for _, shortlisted, exact in retrieve_and_rank(extended, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
@@ -104,7 +103,7 @@ def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path
     assert ranker.vectors is not None
     ranker.vectors.forget()
     with pytest.raises(RunError, match="another model or other entities"):
-        open_index(run, ranker)
+        open_index(run.path, ranker, len(run.graph.entities))
 
 
 def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: Path, tmp_path: Path) -> None:
@@ -112,15 +111,15 @@ def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: P
     shutil.copytree(toy_vector_run, copy)
     trained = open_folder(copy)
     graph = trained.graph.extended(EntityTable(["p1", "p2"], ["Paris", "Paris"]))
-    ranker = trained.ranker("cpu", graph=graph)
+    ranker = tuned_ranker(trained, "cpu").over(graph.context)
     run = replace(trained, graph=graph)
     vectors = vectors_of(ranker).clone()
     vectors[-1, 0] += 1e-6  # as another batch may round it
     assert ranker.vectors is not None
     ranker.vectors.adopt(graph.entities, vectors)
-    save_index(run, build_index(ranker, graph))
+    build_index(ranker, graph).save(run.path / FOLDER)
     wider = ranker.over(graph.extended(EntityTable(["q1"], ["Atlantis"])).context)
-    assert len(open_index(run, wider)) == len(graph.entities) + 1
+    assert len(open_index(run.path, wider, len(run.graph.entities))) == len(graph.entities) + 1
 
 
 @pytest.mark.slow
@@ -179,10 +178,10 @@ def test_a_damaged_index_is_one_sentence(toy_vector_run: Path, tmp_path: Path, d
     pytest.importorskip("faiss")
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    ranker = run.ranker("cpu")
-    save_index(run, build_index(ranker, run.graph, factory="Flat"))
+    ranker = tuned_ranker(run, "cpu")
+    build_index(ranker, run.graph, factory="Flat").save(run.path / FOLDER)
     folder = run.path / FOLDER
-    open_index(run, ranker)
+    open_index(run.path, ranker, len(run.graph.entities))
     if not digested:
         (folder / "kgmlm.json").unlink()
     whole = tmp_path / "whole"
@@ -210,8 +209,8 @@ def test_a_damaged_index_is_one_sentence(toy_vector_run: Path, tmp_path: Path, d
     for damage in damages:
         damage()
         with pytest.raises(RunError, match="kgmlm index") as caught:
-            open_index(run, ranker)
+            open_index(run.path, ranker, len(run.graph.entities))
         assert "\n" not in str(caught.value)
         shutil.rmtree(folder)
         shutil.copytree(whole, folder)
-    open_index(run, ranker)
+    open_index(run.path, ranker, len(run.graph.entities))

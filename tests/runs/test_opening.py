@@ -10,7 +10,7 @@ import pytest
 from conftest import without_digests
 
 from kgmlm.core.errors import ModelError, RunError
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(toy_run: Path, tmp_path: Path) -> None:
@@ -23,9 +23,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(toy_run: Path, t
     vocabulary[max(vocabulary, key=vocabulary.__getitem__)] = 100_000
     path.write_text(json.dumps(tokenizer), "utf-8")
     with pytest.raises(ModelError, match="has a token 100000, its model 400"):
-        open_folder(run).ranker("cpu")
+        tuned_ranker(open_folder(run), "cpu")
 
 
 def test_a_device_that_holds_no_data_is_refused(toy_run: Path) -> None:
     with pytest.raises(RunError, match="the device 'meta' cannot be used"):
-        open_folder(toy_run).ranker("meta")
+        tuned_ranker(open_folder(toy_run), "meta")

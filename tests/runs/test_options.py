@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from kgmlm.core.errors import ConfigError
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.opened import open_ranker
+from kgmlm.runs.opened import open_folder, open_ranker
 from kgmlm.runs.options import RankingOptions
 
 

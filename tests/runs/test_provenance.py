@@ -8,7 +8,8 @@ import pytest
 
 from kgmlm.core.config import load_settings
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.runs.record import began_from, model_address
+from kgmlm.runs.provenance import began_from, model_address, past_graphs
+from kgmlm.runs.writing import write_record
 from kgmlm.training.start import start_run
 
 
@@ -20,9 +21,9 @@ def test_a_model_is_recorded_by_a_path_that_holds_anywhere(
     settings = load_settings(None, ["training.epochs=1"])
     run, _ = start_run(tmp_path / "run", toy, "base/model", settings)
     assert run.record["model"] == str(toy_run / "model")
-    run = run.update(command="another")
+    run = write_record(run, command="another")
     monkeypatch.chdir("/")
-    (graph,), gone = run.past()
+    (graph,), gone = past_graphs(run)
     assert graph.same(toy)
     assert gone == []
     assert [model_address(x) for x in ("scratch", "bert-base-uncased")] == ["scratch", "bert-base-uncased"]

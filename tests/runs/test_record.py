@@ -9,7 +9,8 @@ import pytest
 from conftest import without_digests
 
 from kgmlm.core.errors import KgmlmError
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
+from kgmlm.runs.writing import write_record
 
 RECIPE = {"preset": "best", "stages": ["text"]}
 RECORD: dict[str, tuple[Any, str]] = {
@@ -44,7 +45,7 @@ def run(toy_run: Path, tmp_path: Path) -> Path:
 
 def sentence(run: Path) -> str:
     with pytest.raises(KgmlmError) as caught:
-        open_folder(run).ranker("cpu")
+        tuned_ranker(open_folder(run), "cpu")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -76,7 +77,7 @@ def test_a_record_that_is_none_is_one_sentence(run: Path, text: str) -> None:
 
 
 def test_softmax_tokens_that_the_model_lacks_are_one_sentence(run: Path) -> None:
-    open_folder(run).update(softmax_tokens=[5, 10**6])
+    write_record(open_folder(run), softmax_tokens=[5, 10**6])
     assert "'softmax_tokens' has 1000000, the model only" in sentence(run)
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.models import NAMES, save_model
+from kgmlm.runs.models import NAMES, save_model_files
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals.vector import Vector
 from kgmlm.text.tokenization import SpanTokenizer
 
@@ -33,7 +33,7 @@ def test_damaged_entity_vectors_are_one_sentence(
         path.write_bytes(vectors)
     message = "cannot be read" if vectors else r"shape \(3, 32\)"
     with pytest.raises(RunError, match=message) as caught:
-        open_folder(copy).ranker("cpu")
+        tuned_ranker(open_folder(copy), "cpu")
     assert "\n" not in str(caught.value)
 
 
@@ -47,12 +47,12 @@ def test_vectors_of_another_type_or_against_the_settings_are_refused(
     whole = path.read_bytes()
     save_file({"vectors": load_file(path)["vectors"].double()}, path)
     with pytest.raises(RunError, match=r"cannot be read: its vectors are (not float32|of type F64)"):
-        open_folder(run).ranker("cpu")
+        tuned_ranker(open_folder(run), "cpu")
     path.write_bytes(whole)
     config = run / "config.toml"
     config.write_text(config.read_text().replace("enabled = true", "enabled = false"))
     with pytest.raises(RunError, match=r"settings of the run have vector\.enabled = false"):
-        open_folder(run).ranker("cpu")
+        tuned_ranker(open_folder(run), "cpu")
 
 
 def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
@@ -62,18 +62,18 @@ def test_a_tokenizer_that_cannot_be_written_is_an_os_error(
     (tmp_path / "model" / "tokenizer.json").mkdir(parents=True)
     ranker = make_ranker()
     with pytest.raises(OSError, match="cannot be written"):
-        save_model(ranker.reader.model, ranker.reader.tokenizer, tmp_path / "model")
+        save_model_files(ranker.reader.model, ranker.reader.tokenizer, tmp_path / "model")
 
 
 def test_a_run_keeps_the_tokens_of_its_names(
     toy: KnowledgeGraph, toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = open_folder(toy_run).ranker()
+    expected = tuned_ranker(open_folder(toy_run))
     made = expected.reader.tokenizer.candidates(
         toy.entities.column("surface"), expected.reader.vocabulary.span_length, False
     )
     monkeypatch.setattr(SpanTokenizer, "candidates", lambda *args: pytest.fail("tokenized again"))
-    found = open_folder(toy_run).ranker().reader.names
+    found = tuned_ranker(open_folder(toy_run)).reader.names
     for name in ("token_ids", "offsets", "truncated_N"):
         assert np.array_equal(getattr(found, name), getattr(made, name))
     monkeypatch.undo()
@@ -81,7 +81,7 @@ def test_a_run_keeps_the_tokens_of_its_names(
     shutil.copytree(toy_run, older)
     without_digests(older)
     (older / NAMES).unlink()
-    assert np.array_equal(open_folder(older).ranker().reader.names.token_ids, made.token_ids)
+    assert np.array_equal(tuned_ranker(open_folder(older)).reader.names.token_ids, made.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_damaged_tokens_of_names_are_a_sentence(
     without_digests(run)
     save_file(damage(load_file(run / NAMES)), run / NAMES)
     with pytest.raises(RunError, match="name_tokens"):
-        open_folder(run).ranker()
+        tuned_ranker(open_folder(run))

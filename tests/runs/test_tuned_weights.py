@@ -12,7 +12,7 @@ import torch
 
 from kgmlm.core.errors import RunError
 from kgmlm.ranking.ranker import Mixture, Use
-from kgmlm.runs.record import TunedWeights
+from kgmlm.runs.tuned import TunedWeights
 
 SHA = "0" * 64
 MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed("vector", torch.rand(3, 2), 0.1 + 0.2)
@@ -24,7 +24,7 @@ def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
             MIXED, uses, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
         )
         chosen.save(tmp_path / "mixture.json")
-        found = TunedWeights.open(tmp_path / "mixture.json", 3)
+        found = TunedWeights.parse((tmp_path / "mixture.json").read_bytes(), tmp_path / "mixture.json", 3)
         assert found.mixture.averages == MIXED.averages
         assert all(np.array_equal(found.mixture.tables[name], MIXED.tables[name]) for name in MIXED.tables)
         assert (found.uses, found.of, found.by) == (uses, chosen.of, chosen.by)
@@ -50,7 +50,7 @@ def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, change: dict[str, 
     TunedWeights(MIXED).save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RunError, match=message) as caught:
-        TunedWeights.open(path, 3)
+        TunedWeights.parse(path.read_bytes(), path, 3)
     assert "\n" not in str(caught.value)
 
 

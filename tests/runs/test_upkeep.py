@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+import kgmlm
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.opened import open_ranker
+from kgmlm.runs.folder import ENDED, RunFolder, read_as_one
+from kgmlm.runs.opened import open_folder, open_ranker, tuned_ranker, untuned_ranker
 from kgmlm.runs.options import RankingOptions
-from kgmlm.runs.record import ENDED, check_output, check_result, steady, writing
+from kgmlm.runs.writing import check_output, check_result, save_model, writing
 from kgmlm.text.torch_model import SpanModel, load_model
 
 
@@ -28,16 +29,21 @@ def test_results_never_replace_a_runs_own_files(toy_run: Path, tmp_path: Path, o
 
 
 @pytest.mark.parametrize("suffix", ["new", "old"])
-def test_a_reader_finds_the_model_that_a_kill_has_hidden(toy_run: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_reader_names_the_command_that_finds_what_a_kill_has_hidden(
+    toy_run: Path, tmp_path: Path, suffix: str
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
-    (run / "model").rename(run / f".model.kgmlm-{suffix}")
-    with writing(tmp_path / "another", "train"):
-        open_folder(run).ranker("cpu")
-    assert not list(run.glob(".*"))
-    run.rename(tmp_path / f".run.kgmlm-{suffix}")
-    open_folder(run).ranker("cpu")
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    for hidden in (run / "model", run):
+        temporary = hidden.with_name(f".{hidden.name}.kgmlm-{suffix}")
+        hidden.rename(temporary)
+        with pytest.raises(RunError, match=r"was being replaced .*--resume` puts it in order"):
+            tuned_ranker(open_folder(run), "cpu")
+        assert temporary.is_dir(), "a reader repairs nothing"
+        kgmlm.train(output=run, resume=True, progress=False)
+        tuned_ranker(open_folder(run), "cpu")
+        assert not list(run.rglob(".*"))
+        assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_reader_touches_nothing_that_is_being_written(toy_run: Path, tmp_path: Path) -> None:
@@ -55,11 +61,11 @@ def another(toy_run: Path, tmp_path: Path) -> Path:
     run = tmp_path / "another"
     shutil.copytree(toy_run, run)
     opened = open_folder(run)
-    ranker = opened.untuned("cpu")
+    ranker = untuned_ranker(opened, "cpu")
     with torch.no_grad():
         for weight in ranker.reader.model.parameters():
             weight.mul_(1.01)
-    opened.save_model(ranker.replace(mixture=ranker.mixture.evenly("likelihood", 0.5)))
+    opened = save_model(opened, ranker.replace(mixture=ranker.mixture.evenly("likelihood", 0.5)))
     return run
 
 
@@ -76,8 +82,8 @@ def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
     """It has read the old model when weights and model are replaced, or finds none for a moment."""
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
-    expected = scores(open_folder(another).ranker("cpu"))
-    assert not torch.equal(scores(open_folder(run).ranker("cpu")), expected)
+    expected = scores(tuned_ranker(open_folder(another), "cpu"))
+    assert not torch.equal(scores(tuned_ranker(open_folder(run), "cpu")), expected)
     reads = []
 
     def replace(folder: Path) -> SpanModel:
@@ -93,7 +99,7 @@ def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
 
     monkeypatch.setattr("kgmlm.text.torch_model.load_model", replace)
     monkeypatch.setattr(
-        "kgmlm.runs.record.time.sleep", wait if moment == "between the renames" else time.sleep
+        "kgmlm.runs.folder.time.sleep", wait if moment == "between the renames" else time.sleep
     )
     with writing(run, "train"):
         opened = open_folder(run)
@@ -105,15 +111,16 @@ def test_a_reader_meanwhile_a_model_is_replaced_has_one_of_both(
     assert len(reads) == (2 if moment == "before the weights" else 1)
 
 
-def test_a_reader_gives_up_on_a_run_that_changes_all_the_time(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
+def test_a_reader_gives_up_on_a_run_that_changes_all_the_time(toy_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
     numbers = iter(range(99))
 
-    def read() -> None:
-        (tmp_path / "model" / f"{next(numbers)}").touch()
+    def read(now: RunFolder) -> None:
+        (now.model_folder / f"{next(numbers)}").touch()
 
     with pytest.raises(RunError, match="changes as often as it is read"):
-        steady(tmp_path, read)
+        read_as_one(open_folder(run), read)
 
 
 def test_a_writer_removes_what_a_kill_has_left(toy_run: Path, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from kgmlm.core.arrays import at as on
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
 from kgmlm.runs import packs
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker, untuned_ranker
 from kgmlm.runs.packs import find_pack, read_card, unpack
+from kgmlm.runs.writing import save_signal, save_tuned, write_record
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
 from kgmlm.text.reader import Reading
@@ -36,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with vectors, KGE and reverse scoring."""
     path = tmp_path_factory.mktemp("packs") / "whole"
     shutil.copytree(GOLDEN, path)
-    open_folder(path).update(model=str(path / "model"))
+    write_record(open_folder(path), model=str(path / "model"))
     return path
 
 
@@ -79,7 +80,7 @@ def test_rules_go_along_unrounded(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     kgmlm.tune(run, add="rules", progress=False)
     file = kgmlm.pack(run, tmp_path / "rules.kgmlm", progress=False)
-    before, after = (open_folder(x).ranker("cpu", scores="rules") for x in (run, file))
+    before, after = (tuned_ranker(open_folder(x), "cpu", scores="rules") for x in (run, file))
     queries, _ = open_folder(run).graph.queries("test")
     for (_, a), (_, b) in zip(before.rank(queries), after.rank(queries), strict=True):
         assert torch.equal(a, b)
@@ -88,7 +89,7 @@ def test_rules_go_along_unrounded(whole: Path, tmp_path: Path) -> None:
 def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> None:
     file = kgmlm.pack(whole, tmp_path / "text.kgmlm", kge=False, progress=False)
     opened = open_folder(file)
-    assert "kge" not in opened.ranker("cpu").signals
+    assert "kge" not in tuned_ranker(opened, "cpu").signals
     assert "kge" not in opened.record["signals"]
     assert file.stat().st_size < kgmlm.pack(whole, tmp_path / "all.kgmlm", progress=False).stat().st_size
     assert set(opened.tuned.by["valid"]) <= {"text"}, "other figures are those of the run"
@@ -109,7 +110,7 @@ def test_rules_are_packed_as_they_are(whole: Path, tmp_path: Path) -> None:
     file = kgmlm.pack(run, tmp_path / "small.kgmlm", kge=False, progress=False)
     opened = open_folder(file, verify=True)
     assert set(opened.tuned.of) == {"likelihood", "vector", "rules"}
-    before, after = (x.untuned("cpu", ("kge",)).signals["rules"] for x in (open_folder(run), opened))
+    before, after = (untuned_ranker(x, "cpu", ("kge",)).signals["rules"] for x in (open_folder(run), opened))
     queries, _ = opened.graph.queries("test")
     pool = Pool(len(opened.graph.entities))
     assert np.array_equal(before.score(Reading(queries), pool), after.score(Reading(queries), pool))
@@ -146,7 +147,7 @@ def test_a_pack_in_the_cache_is_not_written_to(whole: Path, tmp_path: Path) -> N
         kgmlm.tune(kgmlm.open_run(file), drop="kge", progress=False)
     with pytest.raises(RunError, match="is a pack already"):
         kgmlm.pack(file, progress=False)
-    assert "kge" in open_folder(file).ranker("cpu").signals
+    assert "kge" in tuned_ranker(open_folder(file), "cpu").signals
     made = kgmlm.unpack(file, tmp_path / "run")
     kgmlm.tune(made, drop="kge", progress=False)
     kgmlm.evaluate(file, progress=False)
@@ -155,7 +156,7 @@ def test_a_pack_in_the_cache_is_not_written_to(whole: Path, tmp_path: Path) -> N
 
 def test_stale_weights_are_not_packed(whole: Path, tmp_path: Path) -> None:
     run = open_folder(shutil.copytree(whole, tmp_path / "run"))
-    run.save_signal(KGE.fit(run.graph, KGESettings(dimension=4, epochs=1)))
+    run = save_signal(run, KGE.fit(run.graph, KGESettings(dimension=4, epochs=1)))
     with pytest.raises(RunError, match="not chosen for the kge"):
         kgmlm.pack(run.path, tmp_path / "a.kgmlm", progress=False)
     assert kgmlm.pack(run.path, tmp_path / "a.kgmlm", kge=False, progress=False)
@@ -171,8 +172,8 @@ def test_a_run_that_changes_meanwhile_is_packed_as_it_was_at_one_time(whole: Pat
             changed.append(n)
             opened = open_folder(run)
             signal = KGE.open(run / KGE.file, opened.graph)
-            opened.save_signal(replace(signal, entities_SD=signal.entities_SD * 2))
-            opened.save_tuned(replace(chosen, by={"command": "another"}))
+            opened = save_signal(opened, replace(signal, entities_SD=signal.entities_SD * 2))
+            opened = save_tuned(opened, replace(chosen, by={"command": "another"}))
 
     file = kgmlm.pack(run, tmp_path / "small.kgmlm", progress=change)
     opened = open_folder(file)

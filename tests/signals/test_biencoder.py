@@ -26,7 +26,7 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals import biencoder as module
 from kgmlm.signals import rows_of
 from kgmlm.signals.base import Pool
@@ -331,13 +331,13 @@ def test_a_run_keeps_it_ranks_by_it_and_packs_it(
     assert "biencoder" in json.loads(done.stdout.splitlines()[0])["parts"]
     pack = kgmlm.pack(run, tmp_path / "small.kgmlm", progress=False)
     queries, _ = opened.folder.graph.queries("test")
-    before, after = (open_folder(x).ranker("cpu", scores="biencoder") for x in (run, pack))
+    before, after = (tuned_ranker(open_folder(x), "cpu", scores="biencoder") for x in (run, pack))
     for (_, a), (_, b) in zip(before.rank(queries), after.rank(queries), strict=True):
         assert 0 < (a - b).abs().max() < 0.1, "matrices are rounded"
     kgmlm.tune(run, drop="biencoder", progress=False)
     assert not (run / Biencoder.file).exists()
     kgmlm.tune(run, add="biencoder", source=pack, progress=False)
-    lent = open_folder(run).ranker("cpu", scores="biencoder")
+    lent = tuned_ranker(open_folder(run), "cpu", scores="biencoder")
     for (_, a), (_, b) in zip(lent.rank(queries), after.rank(queries), strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 

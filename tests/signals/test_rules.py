@@ -27,7 +27,7 @@ from kgmlm.graphs.entities import EntityTable, RelationTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query, both_sides
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.signals import rules as rules_module
 from kgmlm.signals.base import Pool
 from kgmlm.signals.rule_set import NONE, UNSEEN, ConstantRules, PathRules, RuleFile, RuleSet

@@ -27,7 +27,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals import SIGNALS, beside
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.text.reader import Reader, Reading
@@ -235,12 +235,12 @@ def test_one_more_signal_is_trained_beside_a_run_tuned_saved_and_opened_again(
         report = json.loads(done.stdout)
         if scores != "all":
             assert report["metrics"]["mrr"] == pytest.approx(figures[f"mrr_{scores}"])
-    ranker = opened.ranker("cpu")
+    ranker = tuned_ranker(opened, "cpu")
     assert ranker.signals["longest"].score(Reading(Queries.of([])), ranker.pool()).shape[1] > 0
     assert ranker.mixture.tables["longest"].shape == (len(opened.graph.relations), 2)
     pack = tmp_path / "toy.kgmlm"
     assert CliRunner().invoke(app, ["pack", run, "--output", str(pack)]).exit_code == 0
-    packed = open_folder(pack).ranker("cpu")
+    packed = tuned_ranker(open_folder(pack), "cpu")
     assert packed.mixture.tables["longest"].tolist() == ranker.mixture.tables["longest"].tolist()
     assert CliRunner().invoke(app, ["tune", run, "--drop", "longest", "-q"]).exit_code == 0
-    assert "longest" not in open_folder(run).ranker("cpu").signals
+    assert "longest" not in tuned_ranker(open_folder(run), "cpu").signals

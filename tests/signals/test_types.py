@@ -26,7 +26,7 @@ from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries, Query, both_sides
 from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, Functional, Possible, Typed
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.options import RankingOptions
 from kgmlm.signals.base import Pool
 from kgmlm.signals.types import Types

@@ -35,12 +35,11 @@ from conftest import TINY_SETTINGS  # noqa: E402
 from fuzzing import KINDS, Fuzzer  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-from kgmlm.core.digests import MANIFEST  # noqa: E402
+from kgmlm.core.digests import MANIFEST, sha256  # noqa: E402
 from kgmlm.core.errors import RunError  # noqa: E402
-from kgmlm.core.files import sha256  # noqa: E402
 from kgmlm.evaluation.metrics import COLUMNS  # noqa: E402
-from kgmlm.runs.folder import open_folder  # noqa: E402
-from kgmlm.runs.record import ENDED  # noqa: E402
+from kgmlm.runs.folder import ENDED  # noqa: E402
+from kgmlm.runs.opened import open_folder, tuned_ranker  # noqa: E402
 from kgmlm.signals.kge import KGE  # noqa: E402
 
 PATIENCE = 180.0  # seconds that one input may take
@@ -413,7 +412,7 @@ def read_meanwhile(kind: Kind, folder: Path, random: Random, usual: Unbroken) ->
 def _read(run: Path) -> None:
     """Open a run; between a new signal and its weights it says which command chooses them."""
     try:
-        open_folder(run, verify=True).ranker("cpu")
+        tuned_ranker(open_folder(run, verify=True), "cpu")
     except RunError as error:
         if "were not chosen for" not in str(error):
             raise
@@ -447,7 +446,7 @@ def check(trouble: Trouble, kind: Kind, folder: Path, random: Random, usual: Unb
             raise Bad(f"left behind: {', '.join(left)}")
         if (run / "checkpoints").exists():
             raise Bad("checkpoints are left of a finished run")
-        open_folder(run, verify=True).ranker("cpu")
+        tuned_ranker(open_folder(run, verify=True), "cpu")
     except Bad:
         raise
     except Exception as error:

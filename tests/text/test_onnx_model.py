@@ -25,10 +25,11 @@ from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.pykeen import to_pykeen_model
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.ranking.ranker import Use
-from kgmlm.runs.opened import computed_by, open_ranker
+from kgmlm.runs.opened import computed_by, open_ranker, untuned_ranker
 from kgmlm.runs.options import RankingOptions, Runtime
-from kgmlm.runs.record import TunedWeights
 from kgmlm.runs.run import Run
+from kgmlm.runs.tuned import TunedWeights
+from kgmlm.runs.writing import save_model, save_signal, save_tuned
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.text.onnx_model import ONNX_FILE, OnnxModel, read_facts
@@ -44,10 +45,10 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with vectors, ComplEx, rules, types, and the structure."""
     path = Path(shutil.copytree(GOLDEN / "run", tmp_path_factory.mktemp("ready") / "run"))
     run = kgmlm.open_run(path).folder
-    run.save_signal(Rules.fit(run.graph, RuleSettings()))
-    run.save_signal(Types.fit(run.graph, TypeSettings()))
+    run = save_signal(run, Rules.fit(run.graph, RuleSettings()))
+    run = save_signal(run, Types.fit(run.graph, TypeSettings()))
     mixture = run.tuned.mixture.evenly("rules", 0.5).evenly("types", 0.25)
-    run.save_tuned(TunedWeights(mixture))
+    run = save_tuned(run, TunedWeights(mixture))
     assert kgmlm.onnx(path) == path / "model" / ONNX_FILE
     return path
 
@@ -109,7 +110,7 @@ def test_explanations_and_new_entities_are_those_of_torch(ready: Path) -> None:
 @pytest.mark.parametrize("use", [Use(5, 0.5), Use(20, 1.0)])
 def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: Use) -> None:
     run = kgmlm.open_run(copied(ready, tmp_path)).folder
-    run.save_tuned(TunedWeights(run.tuned.mixture, {"reverse": use}))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": use}))
     queries, _ = run.graph.queries("valid")
     scores, free, plain = {}, {}, {}
     for runtime in RUNTIMES:
@@ -147,13 +148,13 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     assert computed_by(run, RankingOptions(runtime="auto"))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="auto", device="cpu"))[0] == "onnx"
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture, {"conditional": Use(3, 1.0)}))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"conditional": Use(3, 1.0)}))
     assert "reads no names token by token" in computed_by(run, RankingOptions(runtime="onnx"))[1]
     assert computed_by(run, RankingOptions(runtime="auto", rerank=5))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="onnx", rerank=0))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture, {"reverse": Use(3, 1.0)}))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": Use(3, 1.0)}))
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run.save_tuned(TunedWeights(run.tuned.mixture))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture))
     for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
         monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
         assert said in computed_by(run, RankingOptions(runtime="onnx"))[1]
@@ -203,11 +204,11 @@ def test_a_file_that_cannot_be_used_is_not(ready: Path, tmp_path: Path, cli: Cli
 
 def test_other_weights_are_read_and_a_new_model_has_no_file(ready: Path, tmp_path: Path) -> None:
     run = copied(ready, tmp_path)
-    ranker = kgmlm.open_run(run).folder.untuned("cpu")
+    ranker = untuned_ranker(kgmlm.open_run(run).folder, "cpu")
     for parameter in ranker.reader.model.parameters():
         parameter.data *= 1.01
     before = (run / "model" / ONNX_FILE).read_bytes()
-    kgmlm.open_run(run).folder.save_model(ranker)
+    save_model(kgmlm.open_run(run).folder, ranker)
     assert not (run / "model" / ONNX_FILE).exists()
     (run / "model" / ONNX_FILE).write_bytes(before)  # by hand: it has no weights that could be old
     way = {"scores": "likelihood"}
@@ -313,7 +314,7 @@ def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, tmp_path: Path, cli: Cli) -> None:
     run = copied(ready, tmp_path)
     folder = kgmlm.open_run(run).folder
-    folder.save_tuned(replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
+    folder = save_tuned(folder, replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
     ask = ("--head", "austria", "--relation", "capital", "-k", "3", "--explain", "--json")
     done = python(WITHOUT_TORCH, "rank", run, *ask)
     assert done.returncode == 0, done.stderr

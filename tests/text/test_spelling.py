@@ -23,7 +23,8 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking import second_stage
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.second_stage import Conditional
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
+from kgmlm.runs.writing import save_tuned
 from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
 from kgmlm.text.tokenization import MaskedBatch
 from kgmlm.text.torch_model import FAMILIES, SpanModel, positions_of
@@ -190,7 +191,7 @@ def test_a_name_is_more_than_its_tokens(tmp_path: Path) -> None:
         graph, "scratch", tmp_path / "run", preset="plain", progress=False, scratch=tiny,
         autoregressive=1.0, objective="token", **how,
     )  # fmt: skip
-    ranker = run.folder.ranker("cpu")
+    ranker = tuned_ranker(run.folder, "cpu")
     index, right, wrong = graph.entities.index, [], []
     for i in range(60):
         likes = [t for h, _, t in graph.labeled(graph.splits["train"]) if h == f"p{i}"]
@@ -218,7 +219,7 @@ def test_a_run_reads_names_token_by_token(cli: Cli, toy_run: Path, tmp_path: Pat
     assert list(json.loads(done.stdout)) == ["conditional"], done.stderr
     opened = open_folder(run)
     assert "conditional" in opened.tuned.uses
-    opened.save_tuned(replace(opened.tuned, uses={"conditional": Use(4, 0.5)}))
+    opened = save_tuned(opened, replace(opened.tuned, uses={"conditional": Use(4, 0.5)}))
     assert "the 4 best, weight 0.5" in cli("info", run).stdout
     report = json.loads(cli("evaluate", run, "--split", "valid", "--json", "-q").stdout)
     assert report["conditional"] == {"k": 4, "weight": 0.5}

@@ -17,7 +17,7 @@ from safetensors import safe_open
 import kgmlm
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.run import Run
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.text.encoder import TextEncoder

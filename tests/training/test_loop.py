@@ -24,7 +24,7 @@ from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Mixture, Ranker
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.text.torch_model import Residuals, SpanModel
 from kgmlm.training.loop import _optimizer, train
 from kgmlm.training.start import latest_checkpoint, resume_run, start_run
@@ -88,7 +88,7 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
         outcome = train(run, ranker, max_steps=stop, resume=True)
     assert outcome.status == "finished"
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    weights = [open_folder(tmp_path / n).ranker().reader.model.state_dict() for n in ("whole", "parts")]
+    weights = [tuned_ranker(open_folder(tmp_path / n)).reader.model.state_dict() for n in ("whole", "parts")]
     assert all(torch.equal(weights[0][k], weights[1][k]) for k in weights[0])
     assert latest_checkpoint(tmp_path / "parts") is None, "a finished run needs no checkpoint"
 
@@ -102,7 +102,7 @@ def test_bf16_trains_as_fp32_does_and_leaves_no_trace(toy: KnowledgeGraph, tmp_p
     one, other = (losses(tmp_path / p) for p in ("fp32", "bf16"))
     assert one != other
     assert other == pytest.approx(one, rel=0.05)
-    weights = open_folder(tmp_path / "bf16").ranker().reader.model.state_dict().values()
+    weights = tuned_ranker(open_folder(tmp_path / "bf16")).reader.model.state_dict().values()
     assert {w.dtype for w in weights if w.is_floating_point()} == {torch.float32}
 
 
@@ -117,7 +117,7 @@ def test_a_run_broken_off_before_its_first_validation_has_a_checkpoint_but_no_mo
     with pytest.raises(RuntimeError, match="power cut"):
         train(run, ranker, validate=broken)
     with pytest.raises(RunError, match="no trained model yet"):
-        open_folder(tmp_path / "run").ranker()
+        tuned_ranker(open_folder(tmp_path / "run"))
     go(tmp_path / "whole", toy, validate=Validation(0.1))
     train(*resume_run(tmp_path / "run"), validate=Validation(0.1), resume=True)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
@@ -130,7 +130,7 @@ def test_the_best_model_is_kept(toy: KnowledgeGraph, tmp_path: Path) -> None:
     run = open_folder(tmp_path / "run")
     assert run.record["best_valid_mrr"] == 0.9
     go(tmp_path / "other", toy, validate=Validation(0.3, 0.9, 0.95))
-    best, last = (open_folder(tmp_path / n).ranker().reader.model.state_dict() for n in ("run", "other"))
+    best, last = (tuned_ranker(open_folder(tmp_path / n)).reader.model.state_dict() for n in ("run", "other"))
     assert any(not torch.equal(best[k], last[k]) for k in best)
 
 
@@ -147,12 +147,12 @@ def test_a_crash_forgets_no_validation(toy: KnowledgeGraph, tmp_path: Path) -> N
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings())
     with pytest.raises(RuntimeError, match="power cut"):
         train(run, ranker, validate=Crash())
-    best = open_folder(tmp_path / "run").ranker().reader.model.state_dict()
+    best = tuned_ranker(open_folder(tmp_path / "run")).reader.model.state_dict()
     asked = Validation(0.5, 0.6, 0.7)
     outcome = train(*resume_run(tmp_path / "run"), validate=asked, resume=True)
     assert outcome.best_mrr == 0.9
     assert asked.values == [0.7], "the validation that was broken off is done again, the first is not"
-    kept = open_folder(tmp_path / "run").ranker().reader.model.state_dict()
+    kept = tuned_ranker(open_folder(tmp_path / "run")).reader.model.state_dict()
     assert all(torch.equal(best[k], kept[k]) for k in best)
 
 
@@ -335,7 +335,7 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     assert steps == sorted(steps)
     assert steps[-1] == run.record["step"] > 1
     assert len(set(steps)) == run.record["step"]
-    run.ranker()
+    tuned_ranker(run)
 
 
 @pytest.mark.slow
@@ -384,7 +384,7 @@ def test_training_with_entity_vectors_learns_and_chooses_their_weight(
     alone = max(last["valid_mrr_likelihood"], last["valid_mrr_vector"])
     assert last["valid_mrr"] > alone - 0.02
     assert last["valid_mrr_vector"] > 0.5, "chance is about .2"
-    loaded = open_folder(tmp_path / "run").ranker("cpu")
+    loaded = tuned_ranker(open_folder(tmp_path / "run"), "cpu")
     mixture = validated[-1][0]
     assert ranker.mixture.averages != mixture.averages, "measuring it has changed nothing"
     assert loaded.mixture.averages == mixture.averages
@@ -411,7 +411,7 @@ def test_a_resumed_run_with_entity_vectors_has_the_losses_of_an_unbroken_one(
     run, ranker = resume_run(tmp_path / "resumed")
     train(run, ranker, resume=True)
     assert losses(tmp_path / "unbroken") == losses(tmp_path / "resumed")
-    vectors = [vectors_of(open_folder(tmp_path / n).ranker("cpu")) for n in ("unbroken", "resumed")]
+    vectors = [vectors_of(tuned_ranker(open_folder(tmp_path / n), "cpu")) for n in ("unbroken", "resumed")]
     assert torch.equal(*vectors)
 
 
@@ -422,7 +422,7 @@ def test_residuals_are_learned_for_entities_seen_and_for_no_others(
     more = ("training.precision=fp32", *VECTORS, "vector.residual_rate=0.02", "vector.memory=64")
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings(*more))
     train(run, ranker)
-    loaded = open_folder(tmp_path / "run").ranker("cpu")
+    loaded = tuned_ranker(open_folder(tmp_path / "run"), "cpu")
     text_only = Ranker.fresh(toy.context, *(getattr(ranker.reader, x) for x in PARTS))
     moved_N = (vectors_of(loaded) - vectors_of(text_only)).norm(dim=1).numpy() > 0.01
     assert not toy.seen_N.all()

@@ -17,7 +17,7 @@ from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import both_sides
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder, untuned_ranker
 from kgmlm.training.second_stages import tune as tune_all
 from kgmlm.training.weights import odd_answers
 
@@ -56,7 +56,7 @@ def test_weights_are_chosen_by_a_side(toy_run: Path, tmp_path: Path, side: str) 
     run = shutil.copytree(toy_run, tmp_path / "run")
     kgmlm.tune(run, add=["types", "rules"], progress=False)
     folder = open_folder(run)
-    ranker, protocol = folder.untuned(), Protocol.model_validate({"split": "valid", "side": side})
+    ranker, protocol = untuned_ranker(folder), Protocol.model_validate({"split": "valid", "side": side})
     found = tune_all(ranker, folder.graph, protocol)
     task = RankingTask.of(folder.graph, protocol)
     assert set(task.queries.tail_B) == {side == "tail"}

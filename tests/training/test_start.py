@@ -14,7 +14,8 @@ from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.runs.folder import open_folder
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.writing import write_record
 from kgmlm.training.loop import train
 from kgmlm.training.objectives import Task, stream_of
 from kgmlm.training.start import resume_run, start_run
@@ -38,7 +39,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(
     train(run, ranker)
     start_run(tmp_path / "killed", toy, "scratch", few)
     killed, ranker = resume_run(tmp_path / "killed")
-    killed.update(status="started")
+    write_record(killed, status="started")
     train(killed, ranker, resume=True)
     whole, begun_again = (
         load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "killed")

@@ -24,8 +24,8 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.prediction.calibration import read_calibration, save_calibration
 from kgmlm.runs.feedback import Judgment, add_judgments
-from kgmlm.runs.folder import open_folder
-from kgmlm.runs.opened import shortlist_of
+from kgmlm.runs.opened import open_folder
+from kgmlm.runs.writing import save_signal, save_tuned, write_record
 from kgmlm.signals import beside
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
@@ -181,7 +181,7 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
 ) -> None:
     folder = open_folder(run)
     tuned = folder.tuned
-    folder.save_tuned(replace(tuned, mixture=tuned.mixture.evenly("likelihood", 50.0)))
+    folder = save_tuned(folder, replace(tuned, mixture=tuned.mixture.evenly("likelihood", 50.0)))
     monkeypatch.setattr("kgmlm.training.update.refit", lambda *_: Refit(0.1, 0.01, 0.3, 0.2))
     found = kgmlm.update(run, NEW, progress=False)
     assert found["chosen"] == ["weights"]  # the probabilities were of other weights, so there were none
@@ -293,7 +293,7 @@ def test_wrong_places_are_refused(run: Path) -> None:
 def test_weights_that_were_not_chosen_are_refused(run: Path) -> None:
     folder = open_folder(run)
     kind = beside()["kge"]
-    folder.save_signal(kind.fit(folder.graph, KGESettings(dimension=4, epochs=1)))
+    folder = save_signal(folder, kind.fit(folder.graph, KGESettings(dimension=4, epochs=1)))
     with pytest.raises(RunError, match="were not chosen for the kge"):
         kgmlm.update(run, NEW, progress=False)
 
@@ -314,11 +314,11 @@ def test_untrained_runs_and_packs_are_refused(run: Path, tmp_path: Path) -> None
 
 def test_a_run_that_ranks_by_its_index_does_so_after_an_update(run: Path) -> None:
     folder = open_folder(run)
-    folder.update(shortlist={"entities": 20, "of": folder.text_fingerprint})
+    folder = write_record(folder, shortlist={"entities": 20, "of": folder.text_fingerprint})
     kgmlm.calibrate(run, progress=False)
     kgmlm.update(run, NEW, progress=False)
     folder = open_folder(run)
-    assert shortlist_of(folder)
+    assert folder.shortlist
     assert folder.lists
     assert answers(run, "france", "borders")["probability"].notna().any()
 

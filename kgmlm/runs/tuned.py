@@ -1,0 +1,138 @@
+"""The tuned weights of a run's signals and second stages: ``model/mixture.json``.
+
+With them are the digests of the signals that they were chosen for: with others they are not used.
+
+Shapes: R relations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from kgmlm.core import digests, files
+from kgmlm.core.digests import RESTORE
+from kgmlm.core.errors import RunError, first_line, quoted
+from kgmlm.ranking.ranker import Mixture, Use, Weights
+
+MIXTURE = "model/mixture.json"
+
+# Second stages, in their order.
+REVERSE, CONDITIONAL, TREES = SECOND = ("reverse", "conditional", "trees")
+TREES_FILE = "model/trees.safetensors"
+WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Signal(digests.StrictModel):
+    average: _Finite
+    weights: list[Annotated[list[_Finite], Field(min_length=2, max_length=2)]] | None
+
+
+class _Use(digests.StrictModel):
+    k: int = Field(ge=0)
+    weight: _Finite
+
+
+class _File(digests.StrictModel):
+    signals: dict[str, _Signal] = Field(min_length=1)
+    reverse: _Use | None = None
+    conditional: _Use | None = None
+    trees: _Use | None = None
+    chosen_for: dict[str, _Sha]
+    chosen_by: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class TunedWeights:
+    """Weights of a run's signals, and for which signals they were chosen.
+
+    Attributes:
+        mixture: how much each signal counts.
+        uses: of each second stage that was chosen or asked for, how many candidates it scores (0 where that
+            was no better) and how much that counts.
+        of: what :attr:`~kgmlm.runs.folder.RunFolder.fingerprints` were then.
+        by: the command that chose, and its figures on validation.
+    """
+
+    mixture: Mixture
+    uses: Mapping[str, Use] = field(default_factory=dict)
+    of: Mapping[str, str] = field(default_factory=dict)
+    by: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def active(self) -> dict[str, Use]:
+        """The second stages that score any candidates, in their order."""
+        return {name: self.uses[name] for name in SECOND if name in self.uses and self.uses[name].k}
+
+    def save(self, path: Path) -> None:
+        """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
+        signals = {}
+        for name, table_R2 in self.mixture.tables.items():
+            average = float(self.mixture.averages[name])
+            alike = bool((table_R2 == np.float32(average)).all())
+            signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
+        uses = {name: asdict(self.uses[name]) if name in self.uses else None for name in SECOND}
+        values = {"signals": signals, **uses, "chosen_for": dict(self.of)}
+        files.write_json(path, values | {"chosen_by": dict(self.by)})
+
+    @classmethod
+    def parse(cls, data: bytes | None, path: Path, relations: int) -> TunedWeights:
+        """Read the weights that :meth:`save` wrote.
+
+        Args:
+            data: the contents of the file; None where there is none.
+            path: of the file, for errors.
+            relations: how many the run has.
+
+        Raises:
+            RunError: when the file is missing, damaged or of another graph.
+        """
+        if data is None:
+            raise RunError(f"{path} is missing; {RESTORE}")
+        try:
+            values = digests.without_retired(files.parse_json(data))
+            found = _File.model_validate_json(json.dumps(values))
+        except ValueError as error:
+            why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
+            raise RunError(f"{path} is damaged: {why}; {RESTORE}") from None
+        tables = {
+            name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
+            if signal.weights is None
+            else _float32(signal.weights).reshape(-1, 2)
+            for name, signal in found.signals.items()
+        }
+        averages = {name: signal.average for name, signal in found.signals.items()}
+        if any(len(table_R2) != relations for table_R2 in tables.values()):
+            raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
+        if not all(np.isfinite(table_R2).all() for table_R2 in tables.values()):
+            raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
+        there = {name: of for name in SECOND if (of := getattr(found, name)) is not None}
+        uses = {name: Use(of.k, of.weight) for name, of in there.items()}
+        return cls(Mixture(tables, averages), uses, found.chosen_for, found.chosen_by)
+
+    def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
+        """See that these were chosen for the signals that a run has now, but for those that are not asked.
+
+        Raises:
+            RunError: naming the others.
+        """
+        names = sorted({*now, *self.of} - set(but))
+        if stale := [name for name in names if now.get(name) != self.of.get(name)]:
+            raise RunError(
+                f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
+                f"`kgmlm tune {quoted(run)}` chooses them"
+            )
+
+
+def _float32(values: list[list[float]]) -> Weights:
+    """Numbers as float32; those that are too large are infinite."""
+    with np.errstate(over="ignore"):
+        return np.array(values, np.float32)
