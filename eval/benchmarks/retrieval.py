@@ -57,7 +57,6 @@ class Plan:
     run: Path
     kind: Kind
     new: Path | None
-    factory: str
     seed: int
 
 
@@ -230,7 +229,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
     row("FAISS flat", build_s=round(built, 1), **timed(plain, spans))
     flat.reset()  # its memory is not the index's
     started = time.perf_counter()
-    index = build_index(ranker, graph, factory=plan.factory, seed=plan.seed)
+    index = build_index(ranker, graph, seed=plan.seed)
     spent = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder:
         record = index.save(Path(folder) / "index").record
@@ -239,7 +238,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         build_s=round(spent, 1),
         mb=round(record["bytes"] / 1e6, 1),
         bytes_an_entity=round(record["bytes"] / count, 1),
-        effort=record["effort"],
+        visited=record["visited"],
         **timed(lambda span: shortlist(ranker, reading_of(span), Retrieval(index, 100)), spans),
         **recalls(ranker, index, spans, best),
         why=record["why"],
@@ -272,7 +271,6 @@ def main(
     run: Annotated[Path | None, typer.Argument()] = None,
     sizes: str = "0,1000000,5000000",
     kinds: str = "likelihood,entity",
-    factory: str = "auto",
     seed: int = 0,
     output: Path | None = None,
     draw_only: Annotated[Path | None, typer.Option("--draw")] = None,
@@ -296,7 +294,7 @@ def main(
             if new is not None:
                 compose(new, run, size - own, seed)
             for kind in chosen:
-                rows += pool.submit(measure, Plan(run, kind, new, factory, seed)).result()
+                rows += pool.submit(measure, Plan(run, kind, new, seed)).result()
     report = {
         "rows": rows,
         "hardware": provenance.hardware(),

@@ -77,7 +77,8 @@ def open_scorer(
     predictor = run.open(watch, batch_size)
     ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
     # All are scored, unless an index is asked for.
-    return OpenedRun(run.folder, ranker, predictor.retrieval if options.retrieve else None)
+    retrieval = predictor.retrieval if options.retrieve else None
+    return OpenedRun(run.folder, graph, ranker, retrieval)
 
 
 @dataclass(frozen=True, eq=False)

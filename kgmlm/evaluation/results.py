@@ -175,11 +175,10 @@ def about_retrieval(
     """The recall of an index, and the cost of ranking its shortlist alone."""
     metrics, exactly = flat_metrics(ranks, tail_B), flat_metrics(exact, tail_B)
     record = retrieval.retriever.record
-    effort = retrieval.retriever.effort if retrieval.effort is None else retrieval.effort
     return {
-        "factory": record["factory"],
+        "cells": record["cells"],
+        "visited": record["visited"] if retrieval.visited is None else retrieval.visited,
         "k": retrieval.k,
-        "effort": effort,
         "recall": {
             "tail": float(found_B[tail_B].mean()),
             "head": float(found_B[~tail_B].mean()),

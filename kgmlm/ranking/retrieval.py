@@ -86,49 +86,21 @@ class Part:
     index: Any
 
 
-def unwrapped(index: Any) -> Any:
-    """The index behind a transform, as its own class."""
-    faiss = require_faiss()
-    index = faiss.downcast_index(index)
-    return unwrapped(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+def cells_of(count: int) -> int:
+    """The number of cells that an index of so many vectors has; 0 is none: it is searched exhaustively.
 
-
-def search_parameters(index: Any, effort: int) -> Any:
-    """Settings of one search, which leave the index as it is: cells to visit, or the width of a graph search.
-
-    An index that searches exhaustively has none.
+    In cells, a vector is held as one bit per dimension of its difference to the cell's center and two floats
+    (RaBitQ: Gao and Long, 2024): no codebook to train, about 70 bytes for 384 dimensions, and faster than
+    codes of as many bytes at the same recall.
     """
-    faiss = require_faiss()
-    index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexPreTransform):
-        inner = search_parameters(index.index, effort)
-        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
-    if isinstance(index, faiss.IndexIVFPQ):
-        return faiss.IVFPQSearchParameters(nprobe=min(effort, index.nlist))
-    if isinstance(index, (faiss.IndexIVF, getattr(faiss, "GpuIndexIVF", faiss.IndexIVF))):
-        return faiss.SearchParametersIVF(nprobe=min(effort, index.nlist))
-    if isinstance(index, faiss.IndexHNSW):
-        return faiss.SearchParametersHNSW(efSearch=max(effort, 1))
-    return None
-
-
-def fitting_factory(factory: str, count: int) -> str:
-    """A factory string as it can be made of few vectors: cells and codes need points."""
-    pieces = []
-    for piece in factory.split(","):
-        if piece.startswith("IVF") and piece[3:].isdigit():
-            cells = min(int(piece[3:]), max(1, count // 39))
-            piece = f"IVF{cells}"
-        pieces.append(piece)
-    quantized = any(p.startswith(("PQ", "OPQ")) for p in pieces)
-    return "Flat" if count < 256 or (quantized and count < 10_000) else ",".join(pieces)
+    return 0 if count < FLAT_BELOW else 2 ** round(math.log2(2 * math.sqrt(count)))
 
 
 def build_part(
     ids: IntArray,
     width: int,
     make: Callable[[IntArray], Floats],
-    factory: str,
+    cells: int,
     seed: int,
     advance: Callable[[int], None],
 ) -> Part:
@@ -136,27 +108,17 @@ def build_part(
 
     Args:
         make: rows of ``ids`` to vectors.
-
-    Raises:
-        ConfigError: when FAISS cannot make the factory string for this width.
+        cells: as of :func:`cells_of`.
     """
     faiss = require_faiss()
     if not len(ids):
         return Part(width, ids, None)
-    wanted = fitting_factory(factory, len(ids))
-    try:
-        faiss.index_factory(width, factory)  # a mistake in it must not hide behind few entities
-        index = faiss.index_factory(width, wanted, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise ConfigError(f"FAISS cannot make '{factory}' of {width} dimensions: {cause(error)}") from None
+    kind = f"IVF{cells},RaBitQ" if cells else "Flat"
+    index = faiss.index_factory(width, kind, faiss.METRIC_INNER_PRODUCT)
     if not index.is_trained:
-        cells = getattr(unwrapped(index), "nlist", 0)
         size = min(len(ids), max(_POINTS * cells, 2**14), _TRAINING // width)
         rng = np.random.default_rng(seed)
-        try:
-            index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
-        except RuntimeError as error:
-            raise ConfigError(f"FAISS cannot train '{wanted}' on {size:,} vectors: {cause(error)}") from None
+        index.train(make(np.sort(rng.choice(len(ids), size, replace=False))))
     step = max(1, _CHUNK // (4 * width))
     for start in range(0, len(ids), step):
         rows = np.arange(start, min(start + step, len(ids)))
@@ -165,13 +127,16 @@ def build_part(
     return Part(width, ids, index)
 
 
-def search_part(part: Part, query_Bw: Floats, k: int, effort: int) -> tuple[IntArray, Floats]:
-    """Ids and scores of one part; what FAISS did not find is -1 and -inf."""
-    scores, rows = part.index.search(
-        np.ascontiguousarray(query_Bw),
-        min(len(part.ids), k),
-        params=search_parameters(part.index, effort),
-    )
+def search_part(part: Part, query_Bw: Floats, k: int, visited: int) -> tuple[IntArray, Floats]:
+    """Ids and scores of one part; what FAISS did not find is -1 and -inf.
+
+    Args:
+        visited: cells that are visited; a part without cells has no choice.
+    """
+    faiss = require_faiss()
+    cells = getattr(faiss.downcast_index(part.index), "nlist", 0)
+    params = faiss.SearchParametersIVF(nprobe=min(visited, cells)) if cells else None
+    scores, rows = part.index.search(np.ascontiguousarray(query_Bw), min(len(part.ids), k), params=params)
     ids = np.where(rows >= 0, part.ids[np.maximum(rows, 0)], -1)
     return ids, np.where(ids >= 0, scores, -np.inf).astype(np.float32)
 
@@ -195,7 +160,7 @@ def read_index(faiss: Any, path: Path) -> Any:
 
 
 FOLDER = "index/entity"  # of a run
-FORMAT = 1
+FORMAT = 2
 FLAT_BELOW = 50_000  # entities: an exact search of so few is quick
 
 
@@ -206,26 +171,15 @@ class Shortlist(NamedTuple):
     scores_BK: Floats
 
 
-def automatic_factory(count: int) -> str:
-    """A FAISS factory string for so many vectors, inner product.
-
-    Few are searched exhaustively. More go into cells, held as one bit per dimension of their difference to
-    the cell's center and two floats (RaBitQ: Gao and Long, 2024): no codebook to train, about 70 bytes for
-    384 dimensions, and faster than codes of as many bytes at the same recall.
-    """
-    return "Flat" if count < FLAT_BELOW else f"IVF{2 ** round(math.log2(2 * math.sqrt(count)))},RaBitQ"
-
-
 @dataclass
 class Retriever:
     """An index of entity vectors, with entities added since it was built.
 
-    What is built never changes: added entities stand beside it in a list that is searched exhaustively, so
-    any factory can be added to.
+    What is built never changes: added entities stand beside it in a list that is searched exhaustively.
 
     Attributes:
         part: as it was built.
-        record: factory, effort, FAISS version, fingerprint, and what was measured.
+        record: cells and how many are visited, FAISS version, fingerprint, and what was measured.
         added: entities added since.
     """
 
@@ -241,19 +195,13 @@ class Retriever:
         """Return whether it finds by vectors as they are, among all, so that nothing is to be looked at
         again.
         """
-        faiss = require_faiss()
-        return self.part.index is None or isinstance(faiss.downcast_index(self.part.index), faiss.IndexFlat)
+        return not self.record["cells"]
 
-    @property
-    def effort(self) -> int:
-        """Cells visited, or width of a graph search, unless a search sets another."""
-        return int(self.record["effort"])
-
-    def search(self, vector_BD: Floats, k: int, effort: int | None = None) -> Shortlist:
+    def search(self, vector_BD: Floats, k: int, visited: int | None = None) -> Shortlist:
         """The k best entities of B queries.
 
         Args:
-            effort: of this search alone; None is the index's own.
+            visited: cells visited by this search alone; None is the index's own number.
 
         Raises:
             ConfigError: when k is not positive, or a query is not finite.
@@ -262,12 +210,12 @@ class Retriever:
             raise ConfigError(f"a shortlist has 1 entity or more, not {k}")
         if not np.isfinite(vector_BD).all():
             raise ConfigError("a query's vector is not finite")
-        tried = self.effort if effort is None else effort
+        visited = int(self.record["visited"]) if visited is None else visited
         count = len(vector_BD)
         ids, scores = [np.full((count, k), -1)], [np.full((count, k), -np.inf, np.float32)]
         for part in (self.part, self.added):
             if part is not None and part.index is not None:
-                found = search_part(part, vector_BD, k, tried)
+                found = search_part(part, vector_BD, k, visited)
                 ids.insert(-1, found[0])
                 scores.insert(-1, found[1])
         ids_BM, scores_BM = np.concatenate(ids, 1), np.concatenate(scores, 1)
@@ -304,23 +252,17 @@ class Retriever:
         return Retriever(Part(self.part.width, ids, index), record)
 
     def on_gpu(self) -> Retriever:
-        """This index on all GPUs that FAISS has; what FAISS has on CPUs only (RaBitQ, graphs) stays.
+        """This index on all GPUs that FAISS has; one in cells stays, since FAISS has RaBitQ on CPUs only.
 
         Raises:
-            ConfigError: when a GPU cannot take it for another reason, such as its memory.
+            ConfigError: when a GPU cannot take it, such as for its memory.
         """
         faiss = require_faiss()
-        if self.part.index is None or not getattr(faiss, "get_num_gpus", int)():
+        if not self.exact or self.part.index is None or not getattr(faiss, "get_num_gpus", int)():
             return self
-
-        inner = unwrapped(self.part.index)
-        if isinstance(inner, faiss.IndexIVF):
-            inner.nprobe = min(self.effort, inner.nlist)  # copies on several GPUs take no parameters
         try:
             moved = faiss.index_cpu_to_all_gpus(self.part.index)
         except RuntimeError as error:
-            if "not implemented" in str(error):
-                return self
             raise ConfigError(f"FAISS cannot search this index on a GPU: {cause(error)}") from None
         return replace(self, part=replace(self.part, index=moved))
 
@@ -367,7 +309,8 @@ class Retriever:
             if index.ntotal != len(ids):
                 raise ValueError(f"it has {index.ntotal} vectors for {len(ids)} entities")
             known = [record.get(name, 1) for name in ("entities", "looked_at")]
-            if not all(type(n) is int and n >= 1 for n in (record["format"], record["effort"], *known)):
+            counts = (record["format"], record["visited"], record["cells"] + 1, *known)
+            if not all(type(n) is int and n >= 1 for n in counts):
                 raise ValueError("its record is not that of an index")
         except RunError:
             raise
@@ -380,11 +323,14 @@ class Retriever:
 def entity_part(
     vectors_ND: Floats,
     ids: IntArray,
-    factory: str,
+    cells: int,
     seed: int = 0,
     advance: Callable[[int], None] = lambda n: None,
 ) -> Part:
     """A FAISS index of the vectors of some entities.
+
+    Args:
+        cells: as of :func:`cells_of`.
 
     Raises:
         ConfigError: when a vector is not finite.
@@ -396,8 +342,7 @@ def entity_part(
             raise ConfigError("an entity's vector is not finite")
         return vectors
 
-    chosen = automatic_factory(len(ids)) if factory == "auto" else factory
-    return build_part(ids, vectors_ND.shape[1], make, chosen, seed, advance)
+    return build_part(ids, vectors_ND.shape[1], make, cells, seed, advance)
 
 
 def fingerprint(*arrays: npt.NDArray[Any]) -> str:
@@ -463,11 +408,11 @@ def searched(ranker: Ranker) -> Searched:
 
 
 class Retrieval(NamedTuple):
-    """An index, how many entities it is asked for, and how hard it tries (None: as hard as when built)."""
+    """An index, how many entities it is asked for, and in how many cells (None: as many as when built)."""
 
     retriever: Retriever
     k: int
-    effort: int | None = None
+    visited: int | None = None
 
 
 @torch.inference_mode()
@@ -505,8 +450,8 @@ def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
     count = max(1, len(ranker.context.entities))
     most = min(retrieval.k + MORE, count)
     if retriever.exact:
-        return retriever.search(asked_BD, most, retrieval.effort).ids_BK
-    ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.effort).ids_BK
+        return retriever.search(asked_BD, most, retrieval.visited).ids_BK
+    ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.visited).ids_BK
     pool = Pool(count, ids_BM)
     cosines_BM = numpy(ranker.signal_score(by.name, reading, pool))
     cosines_BM[~pool.there] = -np.inf
@@ -597,7 +542,7 @@ def scores_of(
 
 def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
     """The index with further entities of the ranker's context; nothing is rebuilt."""
-    part = entity_part(searched(ranker).of(ids), np.arange(len(ids)), "Flat")
+    part = entity_part(searched(ranker).of(ids), np.arange(len(ids)), 0)
     return retriever.with_added(replace(part, ids=ids))
 
 

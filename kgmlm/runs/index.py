@@ -1,7 +1,7 @@
 """Build and tune the FAISS index of a run's entity vectors.
 
-The automatic choices go by the number of entities and by recall, measured on training queries against exact
-scoring, and the record says so.
+How many cells it has goes by the number of entities; how many of them are visited goes by recall, measured on
+training queries against exact scoring.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kgmlm.ranking.retrieval import (
     Retrieval,
     Retriever,
     Searched,
+    cells_of,
     entity_part,
     require_faiss,
     searched,
     shortlist,
-    unwrapped,
     vectors_fingerprint,
 )
 from kgmlm.runs.opened import open_folder, tuned_ranker
@@ -45,22 +45,22 @@ from kgmlm.text.reader import Reading
 SAMPLE = 200  # training queries that recall is measured on
 SHORTLIST = 100  # entities scored per query, when recall is measured and in runs whose recipe indexes
 _TIED = 1e-4  # scores that close are equal
-EFFORTS = tuple(2**i for i in range(13))
+RECALL = 0.99  # recall@10 against exact scoring from which on no more cells are visited
 TIMED = 5  # queries by which exact scoring is timed
 BLOCK = 2**14  # entities whose vectors are scored at once
 T = TypeVar("T")
 
 
 class _Try(NamedTuple):
-    """Recall and milliseconds per query of a search with some effort, its shortlist scored exactly."""
+    """Recall and milliseconds per query of a search in some cells, its shortlist scored exactly."""
 
-    effort: int
+    visited: int
     recall_at_10: float
     ms_a_query: float
 
 
 class _Tuning(NamedTuple):
-    """Efforts tried, the last of them chosen, and what exact scoring takes."""
+    """Numbers of cells tried, the last of them chosen, and what exact scoring takes."""
 
     tried: list[_Try]
     exact_ms_a_query: float
@@ -70,8 +70,7 @@ def build_index(
     ranker: Ranker,
     graph: KnowledgeGraph,
     *,
-    factory: str = "auto",
-    target: float = 0.99,
+    cells: int | None = None,
     seed: int = 0,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> Retriever:
@@ -81,12 +80,11 @@ def build_index(
     main process gets the index; what the others get has its record alone.
 
     Args:
-        factory: a FAISS factory string, or "auto".
-        target: the recall@10 at which search effort is high enough.
+        cells: as of :func:`~kgmlm.ranking.retrieval.cells_of`; None goes by the number of entities.
         advance: called with (entities just added, entities in all).
 
     Raises:
-        ConfigError: when FAISS is missing or cannot make the factory, or the run has no entity vectors.
+        ConfigError: when FAISS is missing, or the run has no entity vectors.
     """
     faiss = require_faiss()
     started = time.monotonic()
@@ -98,13 +96,13 @@ def build_index(
     if not world.main:
         return Retriever(Part(0, ids[:0], None), world.from_main())
     vectors_ND = by.of(ids) if ranker.vectors is None else ranker.vectors.array()
-    part = entity_part(vectors_ND, ids, factory, seed, _counted(advance, count))
+    cells = cells_of(count) if cells is None else cells
+    part = entity_part(vectors_ND, ids, cells, seed, _counted(advance, count))
     sample = _queries(graph, seed)
-    why = [_why(factory, part)]
     record: dict[str, Any] = {
         "signal": by.name,
-        "factory": factory,
-        "effort": EFFORTS[-1],
+        "cells": cells,
+        "visited": max(1, cells),
         "entities": count,
         "seed": seed,
         "faiss": faiss.__version__,
@@ -112,20 +110,19 @@ def build_index(
         "fingerprint": vectors_fingerprint(ranker, count, min(FINGERPRINTED, count)),
     }
     retriever = Retriever(part, record)
-    tuning = _tuned(ranker, retriever, sample, target)
+    tuning = _tuned(ranker, retriever, sample)
     best = tuning.tried[-1]
-    less = "".join(f", {t.effort} only {t.recall_at_10:.3f}" for t in tuning.tried[-2:-1])
-    why.append(f"an effort of {best.effort} has recall@10 {best.recall_at_10:.3f}{less}")
-    why.append(f"{best.ms_a_query:.2f} ms per query, {tuning.exact_ms_a_query:.2f} ms by exact scoring")
+    how = f"{best.visited:,} of {cells:,} cells are visited" if cells else "all are searched"
+    less = "".join(f", {t.visited:,} only {t.recall_at_10:.3f}" for t in tuning.tried[-2:-1])
     record |= {
         **best._asdict(),
-        "target": target,
         "exact_ms_a_query": tuning.exact_ms_a_query,
         "tried": [t._asdict() for t in tuning.tried],
         "queries": len(sample),
         "shortlist": min(SHORTLIST, count),
         "seconds": round(time.monotonic() - started, 2),
-        "why": "; ".join(why),
+        "why": f"{how}, with recall@10 {best.recall_at_10:.3f}{less}; {best.ms_a_query:.2f} ms per query, "
+        f"{tuning.exact_ms_a_query:.2f} ms by exact scoring",
     }
     return replace(retriever, record=world.from_main(record))
 
@@ -141,16 +138,12 @@ def _queries(graph: KnowledgeGraph, seed: int) -> Queries:
     return queries[rows[: min(SAMPLE, max(1, len(rows) // 2))]]
 
 
-def _why(factory: str, part: Part) -> str:
-    faiss = require_faiss()
-    flat = part.index is None or isinstance(faiss.downcast_index(part.index), faiss.IndexFlat)
-    asked = "chosen automatically" if factory == "auto" else f"asked for: {factory}"
-    return f"{asked}; {len(part.ids):,} entities are searched {'exhaustively' if flat else 'approximately'}"
-
-
 @torch.inference_mode()
-def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float) -> _Tuning:
-    """Try efforts, each twice the one before, until reranked shortlists have the target's recall@10."""
+def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries) -> _Tuning:
+    """Visit one cell and twice as many each time, until shortlists have a recall@10 of :data:`RECALL`.
+
+    How many that takes differs by graph, from a 32nd of the cells to half of them.
+    """
     by = searched(ranker)
     alone = ranker.by(by.name).unconstrained()
     count = len(ranker.context.entities)
@@ -161,13 +154,14 @@ def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries, target: float
     singly = [_timed(alone.signal_score, name, reading, every) for reading in readings[:TIMED]]
     least_Q1 = _tenth(by, readings, count, top)
     tried: list[_Try] = []
-    for effort in EFFORTS:
-        retrieval = Retrieval(retriever, k, effort)
+    cells = max(1, retriever.record["cells"])
+    for visited in (2**i for i in range(cells.bit_length())):  # cells are a power of two
+        retrieval = Retrieval(retriever, k, visited)
         made = [_timed(shortlist, alone, reading, retrieval) for reading in readings]
         found_QK = torch.cat([scores_BK[:, :top] for (_, scores_BK), _ in made])
         hits = int((found_QK > least_Q1 - _TIED).sum())  # whichever of equals it found
-        tried.append(_Try(effort, hits / (top * len(queries)), _median_ms(made)))
-        if tried[-1].recall_at_10 >= target or _exhausted(retriever, effort):
+        tried.append(_Try(visited, hits / (top * len(queries)), _median_ms(made)))
+        if tried[-1].recall_at_10 >= RECALL:
             break
     return _Tuning(tried, _median_ms(singly))
 
@@ -193,30 +187,16 @@ def _tenth(by: Searched, readings: list[Reading], count: int, top: int) -> torch
     return best_QM[:, -1:]
 
 
-def _exhausted(retriever: Retriever, effort: int) -> bool:
-    """Return whether more effort would find no more."""
-    if retriever.part.index is None:
-        return True
-    index = unwrapped(retriever.part.index)
-    return not (isinstance(index, require_faiss().IndexHNSW) or effort < getattr(index, "nlist", 0))
-
-
 @writes_run
 def index(
     run: Run | str | Path,
     *,
-    factory: str = "auto",
-    recall: float = 0.99,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> Outcome:
     """Index a run's entity vectors; ``open_run(..., retrieve=100)`` then scores only what the index finds.
 
     Several processes (``torchrun``) share the reading of entities.
-
-    Args:
-        factory: a FAISS factory string such as "IVF4096,PQ64".
-        recall: search hard enough for this recall@10 against exact scoring.
 
     Returns:
         The record of the index: entities, bytes, seconds, recall, latency, and ``why`` it was built so.
@@ -233,8 +213,6 @@ def index(
         made = build_index(
             ranker,
             folder.graph,
-            factory=factory,
-            target=recall,
             advance=lambda n, total: watch("indexing", n, total),
         )
     return Outcome(world.from_main(made.save(folder.path / FOLDER).record if world.main else None))

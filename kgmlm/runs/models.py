@@ -64,6 +64,7 @@ def open_text(run: RunFolder, device: str | None, folder: Path | None = None) ->
     """
     compute_in_forks()
     path, folder = run.path, folder or run.model_folder
+    vocabulary, settings = run.vocabulary, run.settings
     digests.check_folder(folder)
     if not (folder / "config.json").is_file():
         if files.is_unsettled(folder):
@@ -73,7 +74,6 @@ def open_text(run: RunFolder, device: str | None, folder: Path | None = None) ->
         )
     if run.record.get("files") and not (folder / digests.MANIFEST).is_file():
         raise RunError(f"{folder / digests.MANIFEST} is missing; {digests.RESTORE}")
-    vocabulary, settings = run.vocabulary, run.settings
     model: TextModel
     if device == ONNX:  # a masked LM that was not trained is not read
         model = OnnxModel.open(folder, later=not settings.trains_text)

@@ -101,13 +101,15 @@ def open_predictor(
     """
     from kgmlm.ranking.predictor import Predictor
 
-    run = run if run.is_current() else run.now()
-    graph = answering(run, further or run.graph)
-    opened = open_run_model(run, options, graph, watch.tell, shortlist=True)
+    def read(now: RunFolder) -> OpenedRun:
+        return _opened(now, options, answering(now, further or now.graph), watch.tell, shortlist=True)
+
+    opened = read_as_one(run, read)
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
     lists = lists_of(opened, options, ranker, watch.tell)
-    return opened.folder, Predictor(graph, ranker, opened.retrieval, lists, opened.folder.graph.seen_N)
+    seen_N = opened.folder.graph.seen_N
+    return opened.folder, Predictor(opened.graph, ranker, opened.retrieval, lists, seen_N)
 
 
 def lists_of(
@@ -139,10 +141,12 @@ class OpenedRun:
 
     Attributes:
         folder: the run as it was when its model was opened.
+        graph: the graph that it ranks: the run's own, one with further entities, or another.
         retrieval: the index that proposes candidates; None where all are scored.
     """
 
     folder: RunFolder
+    graph: KnowledgeGraph
     ranker: Ranker
     retrieval: Retrieval | None = None
 
@@ -152,28 +156,18 @@ def open_run_model(
     options: RankingOptions,
     graph: KnowledgeGraph,
     tell: Callable[[str], None] = lambda message: None,
-    shortlist: bool = False,
 ) -> OpenedRun:
     """Open a run's model over a graph, all of it as it was at one time.
 
     Args:
         tell: called with a sentence where something else computes than was asked for.
-        shortlist: retrieve as many candidates as the run's recipe says, where the options leave it open.
 
     Raises:
         ConfigError: when the run has no such part, or no second stage to use.
         RunError: when training has left no model yet, weights do not fit the signals, or the run changes as
             often as it is read.
     """
-
-    def read(now: RunFolder) -> OpenedRun:
-        ranker = _opened(now, options, graph, tell)
-        k = options.retrieve
-        if k is None and shortlist and options.scores == "all":
-            k = now.shortlist
-        return OpenedRun(now, ranker, open_retrieval(now, ranker, k))
-
-    return read_as_one(run, read)
+    return read_as_one(run, lambda now: _opened(now, options, graph, tell))
 
 
 def open_ranker(
@@ -187,9 +181,17 @@ def open_ranker(
 
 
 def _opened(
-    run: RunFolder, options: RankingOptions, graph: KnowledgeGraph, tell: Callable[[str], None]
-) -> Ranker:
-    """The ranker that the options ask for."""
+    run: RunFolder,
+    options: RankingOptions,
+    graph: KnowledgeGraph,
+    tell: Callable[[str], None],
+    shortlist: bool = False,
+) -> OpenedRun:
+    """Open what the options ask for.
+
+    Args:
+        shortlist: retrieve as many candidates as the run's recipe says, where the options leave it open.
+    """
     # 1. who can answer
     constraints = constraints_of(run, options, graph)
     # 2. the signals and second stages, by ONNX Runtime or by torch where that cannot read texts
@@ -211,7 +213,12 @@ def _opened(
     if options.rerank:
         ranker = _reranking(run, options, ranker, options.rerank)
     ranker.reduce(options.precision == "bf16")
-    return ranker.constrained(*constraints)
+    ranker = ranker.constrained(*constraints)
+    # 5. the index that proposes candidates
+    k = options.retrieve
+    if k is None and shortlist and options.scores == "all":
+        k = run.shortlist
+    return OpenedRun(run, graph, ranker, open_retrieval(run, ranker, k))
 
 
 def tuned_ranker(

@@ -49,7 +49,15 @@ from kgmlm.prediction.calibration import (
     save_calibration,
 )
 from kgmlm.prediction.list_calibration import drawn, expected_answers
-from kgmlm.ranking.retrieval import FOLDER, Retriever, entity_part, open_index, searched, vectors_fingerprint
+from kgmlm.ranking.retrieval import (
+    FOLDER,
+    Retriever,
+    cells_of,
+    entity_part,
+    open_index,
+    searched,
+    vectors_fingerprint,
+)
 from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
 from kgmlm.runs.folder import TRAINED, RunFolder
 from kgmlm.runs.models import NAMES, save_names
@@ -445,9 +453,9 @@ def _grow_index(
     new = np.arange(len(run.graph.entities), count)
     made_of = vectors_fingerprint(ranker, count, old.record.get("looked_at", len(run.graph.entities)))
     if ranker.vectors is None:
-        ids = np.arange(count)
-        part = entity_part(by.of(ids), ids, old.record["factory"], old.record["seed"])
-        index = Retriever(part, {**old.record, "entities": count, "fingerprint": made_of})
+        ids, cells = np.arange(count), cells_of(count)
+        part = entity_part(by.of(ids), ids, cells, old.record["seed"])
+        index = Retriever(part, {**old.record, "cells": cells, "entities": count, "fingerprint": made_of})
     else:
         index = old.grown(run.path / FOLDER, new, by.of(new), made_of)
     index.save(grown.path / FOLDER)

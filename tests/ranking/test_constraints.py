@@ -246,8 +246,8 @@ def test_ranking_leaves_it_out(make_ranker: Callable[..., Ranker], toy: Knowledg
 def test_a_shortlist_gives_it_no_place(make_ranker: Callable[..., Ranker], queries: Queries) -> None:
     ranker = forbid(make_ranker(vector=VectorSettings(enabled=True)).by("vector"))
     count = len(ranker.context.entities)
-    part = entity_part(vectors_of(ranker).numpy(), np.arange(count), "Flat")
-    retrieval = Retrieval(Retriever(part, {"effort": 1, "factory": "Flat"}), 5)
+    part = entity_part(vectors_of(ranker).numpy(), np.arange(count), 0)
+    retrieval = Retrieval(Retriever(part, {"visited": 1, "cells": 0}), 5)
     for rows, scores, exact in retrieve_and_rank(ranker, queries, retrieval):
         own = (np.arange(len(rows)), queries.entity_B[rows])
         assert (scores[own] == IMPOSSIBLE).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kgmlm.core.errors import ConfigError, RunError
-from kgmlm.ranking.retrieval import FOLDER, Part, Retriever, _write, automatic_factory, entity_part
+from kgmlm.ranking.retrieval import FOLDER, Part, Retriever, _write, cells_of, entity_part
 
 faiss = pytest.importorskip("faiss")
 
@@ -17,10 +17,9 @@ def test_an_index_that_cannot_be_written_is_no_error_of_ours(tmp_path: Path) -> 
         _write(faiss, faiss.IndexFlatL2(2), tmp_path / "nowhere" / "part-0.faiss")
 
 
-def entity_index(vectors: np.ndarray[Any, Any], factory: str = "Flat") -> Retriever:
-    return Retriever(
-        entity_part(vectors, np.arange(len(vectors)), factory), {"effort": 4096, "factory": factory}
-    )
+def entity_index(vectors: np.ndarray[Any, Any], cells: int = 0) -> Retriever:
+    part = entity_part(vectors, np.arange(len(vectors)), cells)
+    return Retriever(part, {"visited": 4096, "cells": cells})
 
 
 def unit_vectors(n: int, width: int = 32, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -64,35 +63,29 @@ def test_equal_vectors_are_all_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "factory", ["Flat", "IVF32,Flat", "IVF32,SQ8", "IVF32,RaBitQ", "PCA16,IVF32,PQ8", "HNSW16"]
-)
-def test_effort_holds_for_one_search_only(factory: str) -> None:
+@pytest.mark.parametrize("cells", [0, 32])
+def test_cells_are_visited_for_one_search_only(cells: int) -> None:
     vectors, queries = unit_vectors(20_000), unit_vectors(50, seed=1)
-    index = entity_index(vectors, factory)
+    index = entity_index(vectors, cells)
     exact = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
-    few_bits = any(code in factory for code in ("PQ", "RaBitQ"))
-    k = 300 if few_bits else 10
 
-    def recall(effort: int) -> float:
-        ids = index.search(queries, k, effort).ids_BK
+    def recall(visited: int) -> float:
+        ids = index.search(queries, 300 if cells else 10, visited).ids_BK
         return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(ids, exact, strict=True)]))
 
-    first, much, again = recall(1), recall(4096), recall(1)
+    first, all_of_them, again = recall(1), recall(4096), recall(1)
     assert first == again
-    assert much > first or factory == "Flat"
-    if not few_bits:
-        assert much > 0.9
+    assert all_of_them > first if cells else all_of_them == first > 0.9
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ", "HNSW16"])
-def test_entities_are_added_without_a_rebuild(tmp_path: Path, factory: str) -> None:
+@pytest.mark.parametrize("cells", [0, 16])
+def test_entities_are_added_without_a_rebuild(tmp_path: Path, cells: int) -> None:
     vectors, new = unit_vectors(2000), unit_vectors(3, seed=9)
-    index = entity_index(vectors, factory)
+    index = entity_index(vectors, cells)
     ids = np.array([5000, 5001, 5002])
 
     def part(rows: list[int]) -> Part:
-        made = entity_part(new[rows], np.arange(len(rows)), "Flat")
+        made = entity_part(new[rows], np.arange(len(rows)), 0)
         return Part(made.width, ids[rows], made.index)
 
     def best(current: Retriever) -> list[int]:
@@ -111,9 +104,9 @@ def test_entities_are_added_without_a_rebuild(tmp_path: Path, factory: str) -> N
         wider.save(tmp_path / FOLDER)
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ", "HNSW16"])
-def test_saved_and_loaded_finds_the_same(tmp_path: Path, factory: str) -> None:
-    index = entity_index(unit_vectors(2000), factory)
+@pytest.mark.parametrize("cells", [0, 16])
+def test_saved_and_loaded_finds_the_same(tmp_path: Path, cells: int) -> None:
+    index = entity_index(unit_vectors(2000), cells)
     index.save(tmp_path / FOLDER)
     loaded = Retriever.load(tmp_path / FOLDER)
     queries = unit_vectors(20, seed=3)
@@ -135,32 +128,31 @@ def test_a_damaged_index_is_one_sentence(tmp_path: Path, damaged: str) -> None:
 
 
 def test_few_vectors_are_searched_exhaustively_and_many_are_not() -> None:
-    assert automatic_factory(1000) == "Flat"
-    assert automatic_factory(1_000_000) == "IVF2048,RaBitQ"
-    assert automatic_factory(5_000_000) == "IVF4096,RaBitQ"
+    assert [cells_of(count) for count in (1000, 49_999, 50_000, 1_000_000, 5_000_000)] == [
+        0,
+        0,
+        512,
+        2048,
+        4096,
+    ]
 
 
 def test_what_has_no_gpu_version_stays_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(index: object) -> object:
-        raise RuntimeError("This index type is not implemented on GPU.")
-
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
-    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", refused, raising=False)
-    index = entity_index(unit_vectors(2000), "IVF16,RaBitQ")
-    assert index.on_gpu().part.index is index.part.index
-
     def full(index: object) -> object:
         raise RuntimeError("out of memory")
 
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", full, raising=False)
+    index = entity_index(unit_vectors(2000), 16)
+    assert index.on_gpu() is index
     with pytest.raises(ConfigError, match=r"on a GPU: .*out of memory"):
-        index.on_gpu()
+        entity_index(unit_vectors(2000)).on_gpu()
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8", "IVF16,RaBitQ"])
-def test_an_index_can_move_to_a_gpu(factory: str) -> None:
+@pytest.mark.parametrize("cells", [0, 16])
+def test_an_index_can_move_to_a_gpu(cells: int) -> None:
     if not getattr(faiss, "get_num_gpus", int)():
         pytest.skip("this FAISS has no GPU")
-    index, queries = entity_index(unit_vectors(2000), factory), unit_vectors(20, seed=3)
+    index, queries = entity_index(unit_vectors(2000), cells), unit_vectors(20, seed=3)
     moved = index.on_gpu()
     assert np.array_equal(moved.search(queries, 7).ids_BK, index.search(queries, 7).ids_BK)

@@ -58,7 +58,7 @@ class Backwards:
     def __init__(self, order_BN: np.ndarray[Any, Any]) -> None:
         self.order_BN = order_BN
 
-    def search(self, vector_BD: Any, k: int, effort: int | None = None) -> Shortlist:
+    def search(self, vector_BD: Any, k: int, visited: int | None = None) -> Shortlist:
         ids_BK = self.order_BN[:, :k].copy()
         return Shortlist(ids_BK, np.zeros(ids_BK.shape, np.float32))
 

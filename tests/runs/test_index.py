@@ -61,7 +61,7 @@ def test_a_shortlist_of_all_is_the_exact_ranking(ranker: Ranker, toy: KnowledgeG
     index = build_index(ranker, toy, advance=lambda n, total: counted.append(n))
     assert sum(counted) == len(index) == len(toy.entities)
     assert index.record["recall_at_10"] == 1
-    assert "exhaustively" in index.record["why"]
+    assert index.record["why"].startswith("all are searched, with recall@10 1.000; ")
     queries, _ = toy.queries("test")
     for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
         torch.testing.assert_close(shortlisted, exact, atol=1e-4, rtol=1e-4)
@@ -179,7 +179,7 @@ def test_a_damaged_index_is_one_sentence(toy_vector_run: Path, tmp_path: Path, d
     shutil.copytree(toy_vector_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
     ranker = tuned_ranker(run, "cpu")
-    build_index(ranker, run.graph, factory="Flat").save(run.path / FOLDER)
+    build_index(ranker, run.graph, cells=0).save(run.path / FOLDER)
     folder = run.path / FOLDER
     open_index(run.path, ranker, len(run.graph.entities))
     if not digested:
@@ -194,7 +194,7 @@ def test_a_damaged_index_is_one_sentence(toy_vector_run: Path, tmp_path: Path, d
     damages: list[Callable[[], object]] = [
         lambda: (folder / "index.json").write_text("[]"),
         lambda: (folder / "index.json").write_text("[" * 10**5),
-        lambda: (folder / "index.json").write_text(json.dumps({**record, "effort": None})),
+        lambda: (folder / "index.json").write_text(json.dumps({**record, "visited": None})),
         lambda: (folder / "index.json").write_text(json.dumps({**record, "entities": 30})),
         lambda: (folder / "index.json").write_text(json.dumps({**record, "looked_at": 0.5})),
         lambda: (folder / "ids-0.npy").write_bytes(b""),
