@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import store
 import typer
 
-from kgmlm.runs import folder
+from kgmlm.runs.opened import open_folder
 
 
 def curve(path: Path) -> dict[str, Any]:
     """The validations of a run, and what it was trained with and on."""
-    run = folder.open_folder(path)
+    run = open_folder(path)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]
     # By one weight of vectors for all relations: chosen for each on few triples it is flattered.
     points = [

@@ -99,20 +99,29 @@ def test_threads_open_a_run_at_the_same_time(shared: bool, toy_vector_run: Path)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_fork_ranks_as_its_parent(toy_run: Path, tmp_path: Path) -> None:
+def test_a_fork_ranks_as_its_parent_by_torch_and_is_refused_by_onnx(toy_run: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, kgmlm, multiprocessing\n"
-        "run = kgmlm.open_run(sys.argv[1])\n"
+        "from kgmlm.core.errors import ModelError\n"
+        "run = kgmlm.open_run(sys.argv[1], runtime=sys.argv[2])\n"
         "def ask(name): return float(run.rank(head=name, relation='capital', k=1)['score'][0])\n"
         "if __name__ == '__main__':\n"
         "    own = [ask(name) for name in ('france', 'spain')]\n"
         "    with multiprocessing.get_context('fork').Pool(2) as pool:\n"
-        "        asked = pool.map_async(ask, ('france', 'spain')).get(timeout=100)\n"
+        "        try:\n"
+        "            asked = pool.map_async(ask, ('france', 'spain')).get(timeout=100)\n"
+        "        except ModelError as error:\n"
+        "            sys.exit(str(error))\n"
         "    assert all(abs(a - b) < 1e-4 for a, b in zip(own, asked)), (own, asked)\n"
     )
-    done = python(script, toy_run, OMP_NUM_THREADS="2")
+    done = python(script, toy_run, "torch", OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr
+    if not (toy_run / "model" / "encoder.onnx").is_file():
+        return
+    refused = python(script, toy_run, "onnx", OMP_NUM_THREADS="2")
+    assert refused.returncode == 1
+    assert refused.stderr.strip().endswith("open the run in the fork itself, or with runtime='torch'")
 
 
 def test_a_notebook_and_a_thread_serve(toy_run: Path) -> None:

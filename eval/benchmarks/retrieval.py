@@ -35,10 +35,9 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.retrieval import Retrieval, Retriever, require_faiss, shortlist
-from kgmlm.runs import folder as folder_module
 from kgmlm.runs import provenance
 from kgmlm.runs.index import build_index
-from kgmlm.runs.opened import tuned_ranker
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.text.reader import Reading, SpanOutput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -62,7 +61,7 @@ class Plan:
 
 def compose(path: Path, run: Path, count: int, seed: int) -> None:
     """Write a table of so many entities with distinct names that nobody has yet."""
-    opened = folder_module.open_folder(run)
+    opened = open_folder(run)
     surfaces = opened.graph.entities.column("surface")
     words = sorted({w for s in surfaces for w in s.split() if w.isalpha()})
     tokens = tuned_ranker(opened, "cpu").reader.tokenizer.candidates(words, None, end_of_name=False).lengths_N
@@ -281,7 +280,7 @@ def main(
         return
     if run is None:
         raise typer.BadParameter("a run, or --draw FILE")
-    own = len(folder_module.open_folder(run).graph.entities)
+    own = len(open_folder(run).graph.entities)
     chosen: list[Kind] = [k for k in ("likelihood", "entity") if k in kinds.split(",")]
     rows: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")

@@ -10,14 +10,12 @@ Shapes: B texts, T tokens, L span, S positions read per text, D width, V vocabul
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -119,33 +117,23 @@ class Structure:
             names = self.facts.weights
             values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in names]
             options.add_external_initializers(names, values)
-
-            def make() -> Any:
-                assert values  # which the session looks into
-                return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-            self._make, self._session = make, make()
-        if hasattr(os, "register_at_fork"):
-            own = ref(self)
-            os.register_at_fork(after_in_child=lambda: left.leave() if (left := own()) else None)
-
-    @property
-    def session(self) -> Any:
-        """The session of this process: a fork has none of the threads that its parent's works with."""
-        if self._session is None:
-            self._session = self._make()
-        return self._session
-
-    def leave(self) -> None:
-        """In a fork, leave the parent's session alone: destroyed, it would wait for its threads for ever."""
-        if self._session is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
-            self._session = None
+            self._values = values  # which the session looks into
+            self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        self._process = os.getpid()
 
     def states(self, **given: IntArray) -> Floats:
-        """The states of some texts."""
+        """The states of some texts.
+
+        Raises:
+            ModelError: in a fork of the process that opened it, which has none of the threads that compute.
+        """
+        if os.getpid() != self._process:
+            raise ModelError(
+                f"{self.path} was opened before this process was forked; open the run in the fork itself, or "
+                "with runtime='torch'"
+            )
         with _said(self.path):
-            (found,) = self.session.run(None, given)
+            (found,) = self._session.run(None, given)
         states: Floats = found
         return states
 

@@ -30,11 +30,11 @@ from kgmlm.runs.folder import ENDED, RunFolder
 from kgmlm.runs.writing import discard_checkpoints, save_model, write_record
 from kgmlm.text.torch_model import SpanModel, bf16_fault, reduced_products
 from kgmlm.training.objectives import objective
-from kgmlm.training.objectives.streams import Stretch
 from kgmlm.training.start import (
     PROVISIONAL,
     MetricsLog,
     State,
+    check_size,
     latest_checkpoint,
     load_checkpoint,
     own_state,
@@ -56,13 +56,11 @@ class Plan:
     """For how many steps a run is trained.
 
     Attributes:
-        laid: steps that the schedule is laid for, as if all had been of today's size.
+        laid: steps that the schedule is laid for.
         total: steps after which the run has ended.
         last: the step to stop at.
         every: steps from one validation to the next.
         epochs: how often the stream is gone through at most.
-        ahead: how many more steps of today's size it would have taken to come where the run is; below 0 where
-            it would have been fewer.
     """
 
     laid: int
@@ -70,29 +68,21 @@ class Plan:
     last: int
     every: int
     epochs: int
-    ahead: int = 0
 
     @classmethod
-    def of(
-        cls,
-        settings: TrainingSettings,
-        per_epoch: int,
-        state: State,
-        max_steps: int | None,
-        ahead: int = 0,
-    ) -> Plan:
+    def of(cls, settings: TrainingSettings, per_epoch: int, state: State, max_steps: int | None) -> Plan:
         """The plan of a run whose epochs have ``per_epoch`` micro-batches; its state says if it is ending."""
         accumulation = settings.accumulation
         laid = _steps(settings, settings.epochs, per_epoch)
-        total = laid - ahead if state.decay_from < 0 else state.decay_from + state.decay_steps
+        total = laid if state.decay_from < 0 else state.decay_from + state.decay_steps
         between = min(settings.eval_every * per_epoch, accumulation * (total + 1.0))  # or inf
         every = max(1, math.ceil(between / accumulation * (1 - 1e-9)))  # so the last comes with the end
-        epochs = math.ceil((total + ahead) * accumulation / per_epoch)
-        return cls(laid, total, min(total, max_steps or total), every, epochs, ahead)
+        epochs = math.ceil(total * accumulation / per_epoch)
+        return cls(laid, total, min(total, max_steps or total), every, epochs)
 
     def validates(self, step: int) -> bool:
         """Return whether a validation is due after a step."""
-        return (step + self.ahead) % self.every == 0
+        return step % self.every == 0
 
 
 class TimeLimit(NamedTuple):
@@ -200,20 +190,16 @@ def peak_learning_rate(run: RunFolder) -> float:
     return rate
 
 
-def rate_factor(
-    settings: TrainingSettings, total: int, state: State, ahead: int = 0
-) -> Callable[[float], float]:
+def rate_factor(settings: TrainingSettings, total: int, state: State) -> Callable[[float], float]:
     """The factor of the peak learning rate at each step of a run.
 
     Args:
         total: steps that the schedule is laid for.
         state: whether and from where on the rate falls to nothing ahead of time.
-        ahead: as of :class:`Plan`.
     """
     warmup = round(settings.warmup * total)
 
     def laid(step: float) -> float:
-        step = max(0, step + ahead)
         if step < warmup:
             return step / warmup
         if settings.schedule == "constant":
@@ -229,12 +215,10 @@ def rate_factor(
     return factor
 
 
-def end_within(
-    epochs: float, settings: TrainingSettings, per_epoch: int, state: State, ahead: int = 0
-) -> None:
+def end_within(epochs: float, settings: TrainingSettings, per_epoch: int, state: State) -> None:
     """Have the rate of a run fall to nothing, from where its state is and within so many epochs."""
     laid = _steps(settings, settings.epochs, per_epoch)
-    state.decay_factor = rate_factor(settings, laid, state, ahead)(state.step)
+    state.decay_factor = rate_factor(settings, laid, state)(state.step)
     state.decay_from, state.decay_steps = state.step, _steps(settings, epochs, per_epoch)
 
 
@@ -402,13 +386,14 @@ class _Training:
         self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))
         self.state = State()
         if checkpoint is not None:
+            check_size(checkpoint, self.stream.size, self.settings.batch_size)
             self.state = load_checkpoint(checkpoint, self.model, self.optimizer, self.losses, process[0])
-        self.began, ahead = self._goes_on()
+        self.state.size = self.stream.size
         self.ends_now = decay is not None and self.state.decay_from < 0
         if decay is not None and self.ends_now:
-            end_within(decay, self.settings, self.stream.per_epoch, self.state, ahead)
-        self.plan = Plan.of(self.settings, self.stream.per_epoch, self.state, max_steps, ahead)
-        factor = rate_factor(self.settings, self.plan.laid, self.state, ahead)
+            end_within(decay, self.settings, self.stream.per_epoch, self.state)
+        self.plan = Plan.of(self.settings, self.stream.per_epoch, self.state, max_steps)
+        factor = rate_factor(self.settings, self.plan.laid, self.state)
         self.started = time.monotonic() - 60 * self.state.minutes
         self.timed: Timed | None = None
         if limit is not None:
@@ -429,23 +414,6 @@ class _Training:
         log = run.path / "metrics.jsonl" if accelerator.is_main_process else None
         self.log = MetricsLog(log, self.state.step, None if checkpoint is None else self.state.validated)
         self.saved, self.saved_step = time.monotonic(), -1 if checkpoint is None else self.state.step
-
-    def _goes_on(self) -> tuple[int, int]:
-        """Have the stream go on where the run is, though more or fewer processes may have read it before.
-
-        Returns:
-            The position in the stream, and how many steps of today's size the run is ahead of its own.
-        """
-        state, accumulation, size = self.state, self.settings.accumulation, self.stream.size
-        if state.read and not state.read[-1][1]:
-            state.read.pop()  # of a launch that did no step
-        if not state.read or state.read[-1][0] != size:
-            state.read.append((size, 0))
-        earlier = [Stretch(size, steps * accumulation) for size, steps in state.read[:-1]]
-        begins = self.stream.resumed(earlier)
-        before = sum(steps for _, steps in state.read[:-1])
-        position = begins + (state.step - before) * accumulation
-        return position, math.ceil(begins / accumulation) - before
 
     def _position(self, step: int) -> float:
         """The position in the schedule: the step, or that of the time that has passed if it is later."""
@@ -484,7 +452,7 @@ class _Training:
     def _steps(self, caught: list[int]) -> Status:
         """The steps, with what comes between them: validations, and a checkpoint now and then."""
         state, plan, settings = self.state, self.plan, self.settings
-        batches = self.stream.weighed(self.began, plan.epochs)
+        batches = self.stream.weighed(state.step * settings.accumulation, plan.epochs)
         while state.step < plan.last:
             due = plan.validates(state.step) if self.timed is None else self.timed.validates()
             if state.step and due and state.validated != state.step:
@@ -524,7 +492,6 @@ class _Training:
                 f"the loss is {mean_loss} at step {state.step + 1}; lower training.learning_rate"
             )
         state.step += 1
-        state.read[-1] = (state.read[-1][0], state.read[-1][1] + 1)
         rate = float(self.schedule.get_last_lr()[0])
         self.schedule.step()
         self.log.write(step=state.step, loss=mean_loss, learning_rate=rate)

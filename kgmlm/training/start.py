@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class State:
     decay_steps: int = 0
     decay_factor: float = 1.0  # of the peak learning rate, at that step
     moments: int | None = None  # parameters that have some; what never gets a gradient has none
-    read: list[tuple[int, int]] = field(default_factory=list)  # (samples of a micro-batch, steps), in turn
+    size: int = 0  # samples of a micro-batch, of all processes together
 
 
 def own_state(losses: Losses, device: torch.device) -> dict[str, torch.Tensor]:
@@ -120,14 +120,11 @@ def read_state(folder: Path) -> State:
         raise ValueError(f"state.json: {error.errors()[0]['msg']}") from None
     numbers = (state.minutes, state.best_mrr or 0.0, state.decay_factor)
     decaying = state.decay_from >= 0
-    read = sum(steps for _, steps in state.read) == state.step and all(
-        size > 0 and steps >= 0 for size, steps in state.read
-    )
     if (
         folder.name != f"step-{state.step:08d}"
         or not all(map(math.isfinite, numbers))
         or (decaying and state.decay_steps < 1)
-        or not read
+        or state.size < 1
     ):
         raise ValueError("state.json is not that of the checkpoint")
     return state
@@ -141,23 +138,18 @@ def latest_checkpoint(run: Path) -> Path | None:
 def load_checkpoint(
     folder: Path, model: SpanModel, optimizer: torch.optim.Optimizer, losses: Losses, rank: int = 0
 ) -> State:
-    """Restore weights, moments and the own state of a process; returns the rest.
-
-    A process beyond those that there were remembers what the first does, and keeps random states of its own.
-    """
+    """Restore weights, moments and the own state of a process; returns the rest."""
     from safetensors.torch import load_file, load_model
 
     try:
         state = read_state(folder)
         tensors = load_file(folder / "state.safetensors")
         load_model(model.mlm, folder / "model" / "model.safetensors")
-        prefix = f"{rank}." if f"{rank}.rng.cpu" in tensors else "0."
+        prefix = f"{rank}."
         own = {k.removeprefix(prefix): tensors[k] for k in tensors if k.startswith(prefix)}
         losses.restore(own)
         moments = _moments(tensors, optimizer, state.moments)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-        if prefix != f"{rank}.":
-            return state
         torch.set_rng_state(own["rng.cpu"])
         if model.device.type == "cuda" and "rng.cuda" in own:
             torch.cuda.set_rng_state(own["rng.cuda"], model.device)
@@ -241,8 +233,34 @@ def ends_by_decay(run: RunFolder, decay: float | None) -> bool:
     checkpoint = latest_checkpoint(run.path)
     if decay is not None or checkpoint is None:
         return decay is not None
+    return _state_of(checkpoint).decay_from >= 0
+
+
+def check_size(checkpoint: Path, size: int, batch_size: int) -> None:
+    """Refuse to go on with micro-batches of another size: which samples each has is a function of it.
+
+    Args:
+        size: samples of a micro-batch, of all processes together.
+        batch_size: of each process.
+
+    Raises:
+        RunError: naming the number of processes that the training needs.
+    """
+    if (before := _state_of(checkpoint).size) != size:
+        raise RunError(
+            f"{checkpoint.parent.parent} is resumed in another number of processes ({size // batch_size}, "
+            f"before {before // batch_size}); resume it in as many as before"
+        )
+
+
+def _state_of(checkpoint: Path) -> State:
+    """The state of a checkpoint.
+
+    Raises:
+        RunError: when it is damaged.
+    """
     try:
-        return read_state(checkpoint).decay_from >= 0
+        return read_state(checkpoint)
     except (OSError, ValueError) as error:
         raise RunError(f"{checkpoint} cannot be read: {first_line(error)}; {RESTORE}") from None
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from functools import singledispatch
@@ -14,9 +13,9 @@ from kgmlm.core.config import TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.tokenization import MaskedBatch
-from kgmlm.training.objectives import OBJECTIVES, objective, streams
+from kgmlm.training.objectives import OBJECTIVES, objective
 from kgmlm.training.objectives.entity import RankingStream, TrainingBatch
-from kgmlm.training.objectives.streams import Stretch, Task
+from kgmlm.training.objectives.streams import Task
 
 REGISTRY = OBJECTIVES
 SAMPLED = [*((name, {}) for name in REGISTRY), ("entity", {"candidates": 8})]
@@ -78,43 +77,6 @@ def test_processes_read_the_batches_of_one_together(
             assert other.drawn.others.tolist() == batch.drawn.others.tolist()
         texts = sum(len(p.span_start_B) for b, _ in of_all for p in b.entities)
         assert texts == max(len(batch.entity_ids), world)
-
-
-@pytest.mark.parametrize("samples", ["queries", "triples"])
-@pytest.mark.parametrize("sizes", [(16, 8), (8, 16), (16, 8, 3), (8, 8), (500, 4), (1, 2, 1)])
-def test_a_stream_goes_on_in_batches_of_another_size(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], sizes: tuple[int, ...], samples: str
-) -> None:
-    """Each sample is read once an epoch, wherever the size changes; buckets are small here."""
-    ranker, count = make_ranker(), 3
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(streams, "BUCKET", 2)
-        for taken in (1, 2, 3, 5):
-            begun: list[Stretch] = []
-            read: list[int] = []
-            for number, size in enumerate(sizes):
-                given = training(epochs=count, batch_size=size, samples=samples)
-                stream = RankingStream(Task(ranker, toy, given))
-                position = stream.resumed(begun)
-                most = None if number == len(sizes) - 1 else taken
-                for batch in itertools.islice(stream.from_position(position), most):
-                    read += batch.rows.tolist()
-                begun.append(Stretch(size, taken))
-            expected = np.sort(np.tile(stream.samples, count))
-            if sizes[0] < 500 or taken <= count:  # else there is not as much to read
-                assert np.array_equal(np.sort(read), expected)
-                first = np.sort(read[: len(stream)])
-                assert np.array_equal(first, np.sort(stream.samples)), "epoch by epoch"
-
-
-def test_the_middle_of_a_stretch_after_others(
-    toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
-) -> None:
-    stream = RankingStream(Task(make_ranker(), toy, training(epochs=2, batch_size=4)))
-    begins = stream.resumed([Stretch(16, 2)])
-    rows = [b.rows.tolist() for b in stream.from_position(begins)]
-    for more in (1, 3, len(rows) - 1):
-        assert [b.rows.tolist() for b in stream.from_position(begins + more)] == rows[more:]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -34,13 +34,6 @@ from kgmlm.text.reader import SpanOutput
 BUCKET = 50  # batches that are sorted by length together
 _Sample = TypeVar("_Sample")
 _Batch = TypeVar("_Batch")
-
-
-class Stretch(NamedTuple):
-    """Micro-batches of one size that were read one after the other."""
-
-    size: int
-    batches: int
 
 
 class Bucket(NamedTuple):
@@ -86,8 +79,6 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         self.settings = task.settings
         self.share = task.share
         self.samples = samples
-        self._resumed: tuple[int, list[Stretch]] = (-1, [])  # an epoch, and how it began
-        self._begins = 0  # the position at which it goes on
 
     def __len__(self) -> int:
         """Return how many samples an epoch has."""
@@ -138,52 +129,29 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
         weight = len(mine) * world / count
         return (mine, weight) if len(mine) else (np.zeros(1, np.int64), 0.0)
 
-    def _buckets(self, epoch: int, stretches: Sequence[Stretch]) -> Iterator[Bucket]:
-        """The rest of an epoch after some stretches of it, in buckets."""
+    def _buckets(self, epoch: int) -> Iterator[Bucket]:
+        """The samples of an epoch, shuffled, in buckets."""
         rng = np.random.default_rng([self.settings.seed, epoch])
-        rows, key = self.samples[rng.permutation(len(self))], [self.settings.seed, epoch]
-        for number, (size, batches) in enumerate(stretches, 1):
-            left, buckets = [], self._cut(rows, size, rng, key)
-            for bucket in buckets:
-                taken = min(batches, len(bucket.shuffled))
-                batches -= taken
-                if not taken:
-                    left.append(bucket.rows)
-                elif taken < len(bucket.shuffled):
-                    *_, places = self._opened(bucket, size)
-                    left.append(bucket.rows[np.concatenate([places(i) for i in bucket.shuffled[taken:]])])
-            rows = np.concatenate([rows[:0], *left])
-            key = [self.settings.seed, epoch, number, 0]
-            rng = np.random.default_rng(key)
-        yield from self._cut(rows, self.size, rng, key)
-
-    def _cut(self, rows: IntArray, size: int, rng: np.random.Generator, key: list[int]) -> Iterator[Bucket]:
-        """Rows in buckets of batches of a size, each with the order of its batches."""
-        for start in range(0, len(rows), BUCKET * size):
-            some = rows[start : start + BUCKET * size]
-            yield Bucket(some, rng.permutation(math.ceil(len(some) / size)), [*key, start])
-
-    def _opened(
-        self, bucket: Bucket, size: int
-    ) -> tuple[list[_Sample], FloatArray, Callable[[int], IntArray]]:
-        """The tokens of a bucket, a number in [0, 1) for each sample, and where those of a batch are."""
-        drawing = np.random.default_rng(bucket.key)
-        encoded = self._encode(bucket.rows, drawing)
-        by_length = np.argsort([self._length(e) for e in encoded], kind="stable")
-        return encoded, drawing.random(len(bucket.rows)), lambda i: by_length[i * size : (i + 1) * size]
+        rows = self.samples[rng.permutation(len(self))]
+        for start in range(0, len(rows), BUCKET * self.size):
+            some = rows[start : start + BUCKET * self.size]
+            shuffled = rng.permutation(math.ceil(len(some) / self.size))
+            yield Bucket(some, shuffled, [self.settings.seed, epoch, start])
 
     def _epoch(self, epoch: int, skip: int) -> Iterator[tuple[_Batch, float]]:
-        stretches = self._resumed[1] if epoch == self._resumed[0] else []
-        for bucket in self._buckets(epoch, stretches):
+        """The micro-batches of an epoch but for the first ones, as :meth:`weighed` yields them."""
+        for bucket in self._buckets(epoch):
             if skip >= len(bucket.shuffled):
                 skip -= len(bucket.shuffled)
                 continue
-            encoded, chances, places = self._opened(bucket, self.size)
+            drawing = np.random.default_rng(bucket.key)
+            encoded = self._encode(bucket.rows, drawing)
+            by_length = np.argsort([self._length(e) for e in encoded], kind="stable")
+            chances = drawing.random(len(bucket.rows))
             for i in bucket.shuffled[skip:]:
-                at = places(i)
+                at = by_length[i * self.size : (i + 1) * self.size]
                 mine, weight = self._mine(len(at))
-                batch = self._batch(bucket.rows[at], [encoded[j] for j in at], chances[at], mine)
-                yield batch, weight
+                yield self._batch(bucket.rows[at], [encoded[j] for j in at], chances[at], mine), weight
             skip = 0
 
     def weighed(self, position: int, epochs: int | None = None) -> Iterator[tuple[_Batch, float]]:
@@ -193,37 +161,11 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
             This process's share of each, and how much its mean loss counts in the mean over all processes.
         """
         for epoch in range(position // self.per_epoch, epochs or math.ceil(self.settings.epochs)):
-            begins = self._begins if epoch == self._resumed[0] else epoch * self.per_epoch
-            yield from self._epoch(epoch, max(0, position - begins))
+            yield from self._epoch(epoch, max(0, position - epoch * self.per_epoch))
 
     def from_position(self, position: int, epochs: int | None = None) -> Iterator[_Batch]:
         """As :meth:`weighed`, the batches alone."""
         return (batch for batch, _ in self.weighed(position, epochs))
-
-    def resumed(self, stretches: Sequence[Stretch]) -> int:
-        """Go on where micro-batches of other sizes have ended: no sample of the epoch is read again.
-
-        Args:
-            stretches: of the stream, from its beginning.
-
-        Returns:
-            The position there, in micro-batches of today's size: within one of them of what was read.
-        """
-        epoch, left, begun = 0, len(self), list[Stretch]()
-        for size, batches in stretches:
-            while batches:
-                there = math.ceil(left / size)
-                taken = min(batches, there)
-                batches -= taken
-                if taken == there:
-                    epoch, left, begun = epoch + 1, len(self), []
-                else:
-                    begun.append(Stretch(size, taken))
-                    self._resumed = (epoch, begun)
-                    left = sum(len(bucket.rows) for bucket in self._buckets(epoch, begun))
-        self._resumed = (epoch, begun)
-        self._begins = (epoch + 1) * self.per_epoch - math.ceil(left / self.size)
-        return self._begins
 
 
 class QueryStream(BatchStream[_Sample, _Batch]):
