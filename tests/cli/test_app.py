@@ -513,7 +513,7 @@ def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Pa
     assert (record["entities"], record["recall_at_10"]) == (31, 1)
     done = cli("index", run)
     assert "index of 31 entities" in done.stdout, done.stderr
-    assert "exhaustively" in done.stderr
+    assert "all are searched" in done.stderr
     base = ("rank", run, "--relation", "capital", "--head", "france", "--json", "-k", "3")
     short, exact = (
         [json.loads(line) for line in cli(*base, *more).stdout.splitlines()]
