@@ -524,7 +524,6 @@ def test_an_index_is_built_and_used(cli: Cli, toy_vector_run: Path, tmp_path: Pa
     assert len(cli(*base, "--retrieve", "2", "--explain").stdout.splitlines()) == 2
     done = cli("evaluate", run, "--retrieve", "6")
     assert "shortlists of 6 by the index" in done.stdout, done.stderr
-    refused(cli("index", run, "--factory", "Flatt"), "FAISS cannot")
 
 
 def test_two_evaluations_are_compared(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> None:
