@@ -12,7 +12,7 @@ $(BIN)/mypy
 $(BIN)/lint-imports
 endef
 
-.PHONY: demo bench browser check test static fast whole soak mutants lint docs clean
+.PHONY: demo bench browser check test static fast whole long soak mutants lint docs clean
 
 $(VENV)/.installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kgmlm needs Python 3.11 or newer; name one with PYTHON=..."; exit 1; }
@@ -47,7 +47,7 @@ bench: $(VENV)/.installed
 	$(BIN)/kgmlm train --dataset umls --model scratch --config eval/recipes/umls-scratch.toml --output runs/umls --overwrite
 	$(BIN)/kgmlm evaluate runs/umls --output runs/umls/test.json
 
-# Lint, types, import contracts and the tests that are not marked slow, side by side: about a minute.
+# Lint, types, import contracts and the tests that are neither slow nor long, side by side: about a minute.
 check: $(VENV)/.tested
 	@$(MAKE) --no-print-directory --jobs 2 static fast
 
@@ -58,12 +58,20 @@ static: $(VENV)/.tested
 	$(STATIC)
 
 fast: $(VENV)/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow and not long"
 
 whole: $(VENV)/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
-# The page of `kgmlm serve` in a real Chromium, which is part of `make test` where there is one.
+# What `make test` leaves out: the page in a browser, real graphs, notebooks and documents that are run, Ray; and
+# a small soak.
+long: $(VENV)/.tested
+	$(PIP) --editable '.[soak]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long
+	SOAK_REQUESTS=1000 $(BIN)/python tests/soak/serving.py
+	SOAK_INPUTS=300 SOAK_KILLS=10 $(BIN)/python tests/soak/soak.py
+
+# The page of `kgmlm serve` in a real Chromium, which is part of `make long` where there is one.
 browser: $(VENV)/.tested
 	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "There is no Chromium: apt-get install chromium (as root) installs Debian's; then run this again."; exit 1; }
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -q tests/serving/test_browser.py

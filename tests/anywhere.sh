@@ -23,7 +23,7 @@ failed=0
 for factor in "${factors[@]}"; do
   setting=${environment[$factor]:?"unknown factor $factor"}
   options=()
-  [ "$factor" = emulated-bf16 ] && options=(-m "not slow")
+  [ "$factor" = emulated-bf16 ] && options=(-m "not slow and not long")
   log=$(mktemp)
   if env OMP_NUM_THREADS=1 "$setting" "$python" -m pytest -n 2 --dist loadfile -q -p no:cacheprovider "${options[@]}" | tee "$log"; then
     result=passed

@@ -43,14 +43,18 @@ hypothesis.settings.load_profile("kgmlm")
 
 
 SLOW = {"forker", "toy_run", "toy_vector_run"}  # fixtures that start processes, or train
+LONG = {"browser", "real", "by_ray"}  # fixtures of what `make long` tests: a browser, real graphs, Ray
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with fixtures that take seconds are slow; others say so themselves."""
+    """Tests with fixtures that take seconds are slow, or long; others say so themselves."""
     for item in items:
-        if SLOW & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if SLOW & fixtures:
             item.add_marker(pytest.mark.slow)
+        if LONG & fixtures:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

@@ -228,6 +228,7 @@ def piped(arguments: Sequence[object], data: bytes) -> subprocess.CompletedProce
     return subprocess.run(command, input=data, capture_output=True, timeout=300, check=False)
 
 
+@pytest.mark.long
 def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
     """Whatever it holds: its kind is seen by its content."""
     rows = [("france", "capital", "paris"), ("spain", "capital", "paris"), ("spain", "borders", "france")]
@@ -277,6 +278,7 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
         assert "/tmp" not in done.stderr.decode()
 
 
+@pytest.mark.long
 def test_the_tutorials_run_in_a_kernel(tmp_path: Path) -> None:
     """The notebook on new entities asks the run that the notebook on new facts has trained."""
     script = tmp_path / "run.py"

@@ -118,7 +118,7 @@ def save_model(triples: Path, folder: Path) -> None:
     torch.save(RotatE(triples_factory=factory, embedding_dim=8), folder / "trained_model.pkl")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_pages_work(cli: Cli, folder: Path, tiny_encoder: str) -> None:
     """As they stand but for the model and the size, one page after the other."""
     split = "kgmlm data split mygraph --random --output mygraph-split"  # the other pages go on with it
@@ -149,7 +149,7 @@ SMALL = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(kgmlm, "open_run"), reason="needs kgmlm.open_run")
 @pytest.mark.parametrize("pages", [["README.md"], ["docs/python.md", "docs/pykeen.md"]], ids=" ".join)
 def test_the_python_of_the_pages_works(cli: Cli, folder: Path, pages: list[str]) -> None:
@@ -161,7 +161,7 @@ def test_the_python_of_the_pages_works(cli: Cli, folder: Path, pages: list[str])
         exec(code, {"__name__": "__main__"})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_search_of_settings_works(tiny_encoder: str, tmp_path: Path) -> None:
     """As it stands but for the graph, the model and the number of trials; a second time it goes on."""
     (code,) = blocks(ROOT / "docs" / "choosing.md", "python")
@@ -196,7 +196,7 @@ def test_each_command_of_the_readme_has_its_line_of_python() -> None:
     assert set(commands(README)) <= set(same_from_python())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_python_beside_each_command_works(folder: Path) -> None:
     """As it stands but for the model and the size, one line after the other."""
     names: dict[str, Any] = {"kgmlm": kgmlm}

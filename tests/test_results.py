@@ -190,7 +190,7 @@ def test_a_report_is_added(toy_run: Path, tmp_path: Path) -> None:
         script(copy / "add.py", report, ranks, "--id", "toy-02", "--run", "toy")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_rules_are_evaluated(tmp_path: Path) -> None:
     script("eval/baselines.py", "toy", "--output", tmp_path / "rules.json")
     report = json.loads((tmp_path / "rules.json").read_text("utf-8"))
@@ -200,7 +200,7 @@ def test_the_rules_are_evaluated(tmp_path: Path) -> None:
     assert report["command"].startswith("python eval/baselines.py toy")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_retrieval_is_measured_and_drawn(toy_vector_run: Path, tmp_path: Path) -> None:
     output = tmp_path / "retrieval.json"
     script("eval/benchmarks/retrieval.py", toy_vector_run, "--sizes", 400, "--output", output)
@@ -212,7 +212,7 @@ def test_retrieval_is_measured_and_drawn(toy_vector_run: Path, tmp_path: Path) -
     assert (tmp_path / "retrieval.svg").read_text("utf-8").count("entity index")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_curves_are_read_joined_and_drawn(toy_run: Path, toy_vector_run: Path, tmp_path: Path) -> None:
     output = tmp_path / "curves.json"
     script("eval/curves.py", f"names={toy_run}", "--output", output)

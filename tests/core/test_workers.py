@@ -70,7 +70,7 @@ def test_an_address_where_no_cluster_is_is_a_sentence(
 
 
 @pytest.fixture(scope="module")
-def said(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def by_ray(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """What came of work on a cluster of two nodes, by a process of its own; and where."""
     if find_spec("ray") is None:
         pytest.skip("the engine is installed by kgmlm[ray]")
@@ -94,9 +94,9 @@ def said(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 
 @pytest.mark.slow
 def test_ray_lists_what_one_process_does(
-    said: tuple[dict[str, Any], Path], toy_run: Path, tmp_path: Path
+    by_ray: tuple[dict[str, Any], Path], toy_run: Path, tmp_path: Path
 ) -> None:
-    found, folder = said
+    found, folder = by_ray
     here = kgmlm.complete(toy_run, tmp_path / "here", device="cpu", **LISTED, progress=False)
     assert (tmp_path / "here").read_bytes() == (folder / "there").read_bytes()
     assert found["asked"] == found["queries"] == here["queries"]
@@ -104,9 +104,9 @@ def test_ray_lists_what_one_process_does(
 
 @pytest.mark.slow
 def test_ray_evaluates_and_ranks_as_one_process_does(
-    said: tuple[dict[str, Any], Path], toy_run: Path
+    by_ray: tuple[dict[str, Any], Path], toy_run: Path
 ) -> None:
-    found, _ = said
+    found, _ = by_ray
     alone = report_of(kgmlm.evaluate(toy_run, device="cpu", progress=False, **EVALUATED))
     assert found["report"] == json.loads(json.dumps(alone))
     ranked = kgmlm.open_run(toy_run, device="cpu").rank(ASKED, k=3).to_dict("records")
@@ -114,8 +114,8 @@ def test_ray_evaluates_and_ranks_as_one_process_does(
 
 
 @pytest.mark.slow
-def test_what_rays_workers_lose_others_make(said: tuple[dict[str, Any], Path]) -> None:
-    found, folder = said
+def test_what_rays_workers_lose_others_make(by_ray: tuple[dict[str, Any], Path]) -> None:
+    found, folder = by_ray
     assert found["sizes"] == [n * 10 for n in range(7)]
     work = Files(folder / "lost")
     assert work.made() == {f"made-{n}": "x" for n in range(7)}, "nothing is lost, nothing made twice"
@@ -125,8 +125,8 @@ def test_what_rays_workers_lose_others_make(said: tuple[dict[str, Any], Path]) -
 
 
 @pytest.mark.slow
-def test_what_is_raised_in_rays_workers_is_raised_here(said: tuple[dict[str, Any], Path]) -> None:
-    found, _ = said
+def test_what_is_raised_in_rays_workers_is_raised_here(by_ray: tuple[dict[str, Any], Path]) -> None:
+    found, _ = by_ray
     assert found["refused"] == ["DataError", "1 cannot be made"]
     kind, why = found["ending"]
     assert kind == "RunError"

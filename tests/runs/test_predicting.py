@@ -18,6 +18,7 @@ from kgmlm.runs.run import Predicting
 NEW = EntityTable(["atl"], ["Atlantis"], ["a lost island"])
 
 
+@pytest.mark.long
 def test_workers_rank_many_queries(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     asked = tmp_path / "asked.tsv"
