@@ -317,6 +317,17 @@ _MEANT = {
 }
 
 
+def data_beside(folder: Path, read: Collection[Path]) -> list[str]:
+    """The names of files in a folder that look like data and are not among those that were read."""
+    others = (path for path in sorted(folder.iterdir()) if path.is_file() and path not in read)
+    return [
+        path.name
+        for path in others
+        if path.name.casefold().removesuffix(".gz").endswith(_DATA)
+        and not path.name.casefold().startswith(_NO_DATA)
+    ]
+
+
 def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     """Files beside those that were read, and columns in these, that :func:`read_folder` does not read.
 
@@ -324,12 +335,9 @@ def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
         Name to what to do with it; empty where nobody knows.
     """
     left: dict[str, str] = {}
-    for path in sorted(folder.iterdir()):
-        name = path.name.casefold()
-        data = name.removesuffix(".gz").endswith(_DATA)
-        if path.is_file() and data and path not in paths.values() and not name.startswith(_NO_DATA):
-            false = "a fourth column, -1, of valid and test says what is false" if "negatives" in name else ""
-            left[path.name] = KNOWN_FILES.get(name, false)
+    for name in data_beside(folder, paths.values()):
+        false = "a fourth column, -1, of valid and test says what is false" if "negatives" in name else ""
+        left[name] = KNOWN_FILES.get(name.casefold(), false)
     for stem, path in paths.items():
         known: Collection[str] = (*ENDS, LABEL)
         if stem in ("entities", "relations"):

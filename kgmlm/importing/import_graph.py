@@ -16,7 +16,7 @@ from kgmlm.core.processes import check_main_guard
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card, write_card
-from kgmlm.graphs.datasets import read_folder, write_folder, write_splits
+from kgmlm.graphs.datasets import read_folder, tell_unread, write_folder, write_splits
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
 from kgmlm.importing.edges import (
     EDGES,
@@ -244,6 +244,7 @@ def _folder(
         raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
     kind = layout or layout_of(paths[0])
     graph = read_layout(paths[0], kind, target.resolve().name, how)
+    tell_unread(graph, watch.tell)
     return _written(ReadEdges(graph), target, f"a folder as {kind} lays it out", seed, watch)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from kgmlm.core import files
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import parse_lines, read_triples, triples_of
-from kgmlm.graphs.datasets import PARTS_OF_SPEECH, read_labeled, sense_name
+from kgmlm.graphs.datasets import PARTS_OF_SPEECH, data_beside, read_labeled, sense_name
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 
 Read = tuple[dict[str, pa.Table], dict[str, pa.Table], TextColumns]  # splits, false triples, texts
@@ -297,6 +298,16 @@ LAYOUTS: dict[str, Callable[[Path, How], Read]] = {
     "dgl-ke": dgl_ke,
     "openbiolink": openbiolink,
 }
+# The files that each reads, and those that only repeat them: lists of labels, kinds of relations.
+FILES: dict[str, tuple[str, ...]] = {
+    "kg-bert": ("*.tsv", "*2text*.txt", "entities.txt", "relations.txt"),
+    "openke": ("*2id.txt", "[1n]-[1n].txt", "type_constrain.txt", "test2id_all.txt"),
+    "simkgc": ("*.txt.json", "entities.json", "relations.json"),
+    "codex": ("*.txt",),
+    "dgl-ke": ("train.*", "valid.*", "test.*", "entit*.dict", "entit*.tsv", "relation*.dict", "relation*.tsv",
+               "*2id.txt"),
+    "openbiolink": ("*_sample.csv", "*_nodes.csv"),
+}  # fmt: skip
 SIGNS = {
     "entity2text.txt": "kg-bert",
     "entity2id.txt": "openke",
@@ -341,4 +352,6 @@ def read_layout(folder: Path, layout: str, name: str, how: How = How()) -> Knowl
         raise DataError(f"{folder} is not laid out as {layout}: {error!r}") from None
     if "train" not in splits:
         raise DataError(f"{folder} is not laid out as {layout}: it has no training triples")
-    return build_graph(name, splits, texts, negatives=false)
+    read = [path for path in folder.iterdir() if any(path.match(name) for name in FILES[layout])]
+    unread = dict.fromkeys(data_beside(folder, read), "")
+    return replace(build_graph(name, splits, texts, negatives=false), unread=unread)

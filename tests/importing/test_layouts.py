@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Cli, refused
+from doubles import Hears
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, DataError
@@ -399,3 +400,13 @@ def test_a_benchmark_in_latin_1_is_one_sentence(name: str, tmp_path: Path) -> No
     (folder / name).write_bytes((folder / name).read_bytes() + "e3\tr\tZ\u00fcrich\n".encode("latin-1"))
     with pytest.raises(DataError, match=f"{name}:2: not UTF-8 text"):
         kgmlm.import_graph(folder, tmp_path / "out", format="kg-bert", progress=False)
+
+
+def test_files_that_a_layout_does_not_read_are_named(tmp_path: Path) -> None:
+    folder = laid(tmp_path / "in", OPENKE)
+    for name in ("type_constrain.txt", "1-n.txt", "README.txt"):
+        (folder / name).write_text("what only repeats the others, or is no data\n")
+    (folder / "more2023.tsv").write_text("a\tb\tc\n")
+    heard = Hears()
+    kgmlm.import_graph(folder, tmp_path / "out", progress=heard)
+    assert [told for told in heard.told if told.startswith("not read")] == ["not read: more2023.tsv"]
