@@ -63,8 +63,8 @@ fast: $(VENV)/.tested
 whole: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
-# What `make test` leaves out: the page in a browser, real graphs, notebooks and documents that are run, Ray; and
-# a small soak.
+# What `make test` leaves out: the page in a browser, real graphs, notebooks and documents that are run, Ray, a
+# Hub, trainings by torchrun; and a small soak.
 long: $(VENV)/.tested
 	$(PIP) --editable '.[soak]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m long

@@ -161,7 +161,7 @@ def test_a_report_says_what_the_evaluation_said(evaluated: Path, tmp_path: Path,
     assert page.text.count("+0.0000 to +0.0000") == 12
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("width", [390, 1280])
 def test_everybody_can_read_it(evaluated: Path, tmp_path: Path, width: int) -> None:
     path = kgmlm.report(evaluated, tmp_path / "a.html", compare=evaluated, progress=False)

@@ -24,7 +24,10 @@ from kgmlm.runs.hub import HubName, fetched
 from kgmlm.sharing.info import info
 from kgmlm.sharing.push import _read_report, model_card
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # of the client itself
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning"),  # of the client itself
+]
 TOKEN = "hf_secretsecretsecretsecretsecretsecr"
 ASKED = ("--head", "france", "--relation", "capital", "--json", "-q")
 

@@ -314,7 +314,7 @@ def test_a_validation_that_only_max_steps_asked_for_chooses_nothing(
     assert ended("at a validation", [per_epoch, None]) == whole
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_train_one_run(tmp_path: Path) -> None:
     """``torchrun`` on two CPU processes, entity vectors too: one folder, one log, half as many steps."""
     arguments = [
@@ -338,7 +338,7 @@ def test_two_processes_train_one_run(tmp_path: Path) -> None:
     tuned_ranker(run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_resume_with_the_losses_of_an_unbroken_run(tmp_path: Path) -> None:
     """Each process has a memory and random numbers of its own."""
     more = (*VECTORS, "training.epochs=4", "training.eval_every=4")
