@@ -127,6 +127,10 @@ def parse_lines(
             raise DataError(
                 f"{origin}:{number}: not UTF-8 text ({error.reason}); save the file as UTF-8"
             ) from None
+        if "\0" in content:
+            raise DataError(
+                f"{origin}:{number}: a character is NUL, as in UTF-16 read as UTF-8; save the file as UTF-8"
+            )
         content = content.removesuffix("\n").removesuffix("\r")
         fields = content.split(separator) if separator == "\t" else csv_lines.fields(number, content)
         if not content:

@@ -29,3 +29,17 @@ def test_a_table_that_is_no_file_is_not_overlooked(tmp_path: Path, what: str) ->
 def test_a_tab_in_a_label_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="tab"):
         tables.write_tsv(tmp_path / "t.tsv", [["a\tb"]])
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "why"),
+    [
+        ("a", "utf-16", "not UTF-8"),
+        ("a", "utf-16-le", "NUL, as in UTF-16"),
+        ("caf\u00e9", "cp1252", "not UTF-8"),
+    ],
+)
+def test_another_encoding_is_named_and_never_read_as_labels(name: str, encoding: str, why: str) -> None:
+    data = f"{name}\tr\tb\nc\tr\td\n".encode(encoding)
+    with pytest.raises(DataError, match=f"^train.tsv:1: .*{why}.*; save the file as UTF-8"):
+        list(tables.parse_lines(data, "train.tsv"))
