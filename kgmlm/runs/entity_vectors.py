@@ -91,5 +91,5 @@ def read_vectors(ranker: Ranker, watch: Watcher, batch_size: int = 64) -> None:
     """Read the vectors that are missing and count, each in one of the processes that share the work."""
     for vectors in ranker.counted_vectors:
         if unread := vectors.unread:
-            told = partial(watch, "reading entities", total=unread)
-            read_together(vectors, batch_size, told)
+            bar = partial(watch, "reading entities", total=unread)
+            read_together(vectors, batch_size, bar)

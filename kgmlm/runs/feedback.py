@@ -130,8 +130,8 @@ def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
     if not (path / "run.json").is_file():
         raise RunError(f"{path} is not a run folder; only run folders keep judgments")
     check_result(target)
-    said = read_judgments(path / FEEDBACK_FILE)
-    counting = said.counting()
+    judgments = read_judgments(path / FEEDBACK_FILE)
+    counting = judgments.counting()
     if not counting:
         raise DataError(f"{path} has no judgments; the page of `kgmlm serve {quoted(path)}` takes them")
     rows = [(*judgment.triple, str(judgment.label)) for judgment in counting]
@@ -143,5 +143,5 @@ def feedback(run: Run | str | Path, output: str | Path) -> Outcome:
     accepted = sum(judgment.label == 1 for judgment in counting)
     rejected = len(counting) - accepted
     return Outcome(
-        {"output": str(target), "accepted": accepted, "rejected": rejected, "damaged": said.damaged}
+        {"output": str(target), "accepted": accepted, "rejected": rejected, "damaged": judgments.damaged}
     )

@@ -167,7 +167,7 @@ class RunFolder:
             return ()
         try:
             kept = digests.without_retired(files.parse_json(self.contents[PROBABILITIES]))
-            found = tuple(
+            lists = tuple(
                 ListCalibration.model_validate(x, strict=False, extra="forbid") for x in kept.get("lists", ())
             )
         except (ValueError, AttributeError, TypeError) as error:
@@ -176,7 +176,7 @@ class RunFolder:
                 f"{self.path / PROBABILITIES} is damaged: {why}; `kgmlm calibrate {quoted(self.path)}` makes "
                 "it again"
             ) from None
-        return found if kept.get("chosen_for") == self.scored_by else ()
+        return lists if kept.get("chosen_for") == self.scored_by else ()
 
     @property
     def vectors_unread(self) -> bool:
@@ -451,10 +451,10 @@ def fingerprints(
         model, others: the digests of the files in ``model/``, and of others; what none was kept of is read.
     """
     known = {f"model/{name}": of for name, of in (model or {}).items()} | (others or {})
-    there = {name: kind.file for name, kind in kinds_in(run).items()}
+    names = {name: kind.file for name, kind in kinds_in(run).items()}
     if (run / TREES_FILE).is_file():
-        there[TREES] = TREES_FILE
-    return {name: digests.sha(known, file, run) for name, file in there.items()}
+        names[TREES] = TREES_FILE
+    return {name: digests.sha(known, file, run) for name, file in names.items()}
 
 
 def graph_digests(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class HubName(NamedTuple):
         >>> HubName.of("hf://ada/wordnet@v2")
         HubName(repository='ada/wordnet', revision='v2')
         """
-        found = _NAME.fullmatch(str(name))
-        return None if found is None else cls(found["repository"], found["revision"])
+        match = _NAME.fullmatch(str(name))
+        return None if match is None else cls(match["repository"], match["revision"])
 
     def __str__(self) -> str:
         return f"hf://{self.repository}" + (f"@{self.revision}" if self.revision else "")

@@ -135,9 +135,9 @@ def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates 
     if not path.is_file():
         return None
     try:
-        found = load_file(path)
-        ids, offsets = found["tokens"].astype(np.int64), found["offsets"].astype(np.int64)
-        names = Candidates(ids, offsets, found["truncated"].astype(np.bool_))
+        tensors = load_file(path)
+        ids, offsets = tensors["tokens"].astype(np.int64), tensors["offsets"].astype(np.int64)
+        names = Candidates(ids, offsets, tensors["truncated"].astype(np.bool_))
     except Exception as error:
         raise RunError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
     lengths = names.lengths_N

@@ -376,10 +376,10 @@ def structures_of(run: Path, tell: Callable[[str], None]) -> dict[str, bytes]:
     writers = {f"model/{ONNX_FILE}": (partial(_write, run / "model"), "the pack will need torch")}
     if (run / Biencoder.file).is_file():
         writers[Biencoder.structure] = (partial(_write_encoder, run), "new texts will need torch")
-    found = {}
+    structures = {}
     for name, (write, lack) in writers.items():
         if (run / name).is_file():
-            found[name] = (run / name).read_bytes()
+            structures[name] = (run / name).read_bytes()
             continue
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -387,5 +387,5 @@ def structures_of(run: Path, tell: Callable[[str], None]) -> dict[str, bytes]:
             except (ConfigError, ModelError) as error:
                 tell(f"{lack}: {error}")
             else:
-                found[name] = path.read_bytes()
-    return found
+                structures[name] = path.read_bytes()
+    return structures

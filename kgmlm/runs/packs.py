@@ -84,8 +84,8 @@ def find_pack(name: str | Path) -> Path | None:
         return None
     given = os.environ.get("KGMLM_MODELS")
     roots = [Path(given)] if given else [Path("models"), Path(__file__).parents[2] / "models"]
-    there = (root / f"{path.name}{SUFFIX}" for root in roots)
-    return next(filter(is_pack, there), None)
+    packs = (root / f"{path.name}{SUFFIX}" for root in roots)
+    return next(filter(is_pack, packs), None)
 
 
 def write_pack(
@@ -154,21 +154,21 @@ def write_calibrated(pack: Path, output: Path, fit: Callable[[Path], dict[str, A
         RunError: when the pack is damaged.
     """
     with TemporaryDirectory() as scratch:
-        found = fit(unpack(pack, Path(scratch) / "run"))
+        probabilities = fit(unpack(pack, Path(scratch) / "run"))
     with _opened(pack) as archive:
         contents = _contents(pack, archive)
         names = [name for name in contents.files if name != _PROBABILITIES]
         entries = {name: b"".join(_read(pack, archive, name)) for name in names}
-    found["chosen_for"] |= _own_signals(contents)
-    entries[_PROBABILITIES] = json.dumps(found, indent=1).encode()
+    probabilities["chosen_for"] |= _own_signals(contents)
+    entries[_PROBABILITIES] = json.dumps(probabilities, indent=1).encode()
     return _write(output, entries, contents.card)
 
 
 def _own_signals(contents: _Contents) -> dict[str, str]:
     """SHA-256 of the files of a pack that are signals, by name, as they are in the pack."""
-    there = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
-    there[TREES] = contents.files.get(TREES_FILE)
-    return {name: digest.sha256 for name, digest in there.items() if digest is not None}
+    signals = {name: contents.files.get(kind.file) for name, kind in SIGNALS.items()}
+    signals[TREES] = contents.files.get(TREES_FILE)
+    return {name: digest.sha256 for name, digest in signals.items() if digest is not None}
 
 
 def _write(output: Path, entries: Mapping[str, bytes], card: Mapping[str, Any]) -> int:
@@ -281,13 +281,13 @@ def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[st
     """Say of which unpacked signals probabilities are; leave out those that were fitted to other scores."""
     if not file.is_file():
         return
-    found = files.parse_json(file.read_bytes())
-    fitted = {name: sha for name, sha in found["chosen_for"].items() if name != WEIGHTS}
+    probabilities = files.parse_json(file.read_bytes())
+    fitted = {name: sha for name, sha in probabilities["chosen_for"].items() if name != WEIGHTS}
     if fitted != packed:
         file.unlink()
         return
-    found["chosen_for"] |= {name: now[name] for name in fitted}
-    files.write_json(file, found)
+    probabilities["chosen_for"] |= {name: now[name] for name in fitted}
+    files.write_json(file, probabilities)
 
 
 def _portable(record: bytes) -> bytes:
@@ -296,11 +296,11 @@ def _portable(record: bytes) -> bytes:
     def named(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        found = {key: named(part) for key, part in value.items()}
-        model = found.get("model")
+        values = {key: named(part) for key, part in value.items()}
+        model = values.get("model")
         if isinstance(model, str) and Path(model).is_absolute():
-            found["model"] = Path(model).name
-        return found
+            values["model"] = Path(model).name
+        return values
 
     return json.dumps(named(files.parse_json(record)), indent=2).encode()
 
@@ -440,11 +440,11 @@ def _contents(pack: Path, archive: zipfile.ZipFile) -> _Contents:
     sizes = _check_members(pack, archive)
     data = b"".join(_read(pack, archive, CONTENTS))
     try:
-        found = files.parse_json(data)
-        version = found.get("format") if isinstance(found, dict) else None
+        values = files.parse_json(data)
+        version = values.get("format") if isinstance(values, dict) else None
         if isinstance(version, int) and version != FORMAT:
             raise RunError(f"{pack} is a pack of format {version}; this kgmlm opens format {FORMAT}")
-        contents = _Contents.model_validate(found)
+        contents = _Contents.model_validate(values)
     except ValidationError as error:
         raise _damaged(pack, f"{CONTENTS}: {digests.fault(error)}") from None
     except ValueError as error:

@@ -21,13 +21,13 @@ from kgmlm.runs.folder import RunFolder, read_record
 
 def versions() -> dict[str, str]:
     """Versions of what numbers depend on; of a checkout, the commit too ("+" where files differ from it)."""
-    found = {"kgmlm": __version__, "python": platform.python_version()}
+    versions = {"kgmlm": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "tokenizers", "accelerate", "numpy", "pykeen"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found | _commit()
+    return versions | _commit()
 
 
 def _commit() -> dict[str, str]:

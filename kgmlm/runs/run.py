@@ -104,8 +104,10 @@ class Predicting:
         def make(number: int, advance: Tick) -> Best:
             at = self.of(number)
             queries = [self.asked[i] for i in at]
-            found = predictor.predict(queries, batch_size=self.batch_size, advance=advance, **self.keywords)
-            return [(at[row], best) for row, best in found]
+            predictions = predictor.predict(
+                queries, batch_size=self.batch_size, advance=advance, **self.keywords
+            )
+            return [(at[row], best) for row, best in predictions]
 
         return make
 
@@ -157,7 +159,7 @@ def predicted(
         sizes = np.array([work.size(n) for n in range(-(-len(asked) // piece))], np.int64)
         mine = world.share(sizes)
         bar = partial(watch, "ranking", total=int(sizes[mine].sum()))
-        by_query = dict(pair for found in workers.made(work, mine.tolist(), watch, bar) for pair in found)
+        by_query = dict(pair for piece in workers.made(work, mine.tolist(), watch, bar) for pair in piece)
     return [by_query[i] for i in range(len(asked))]
 
 
@@ -326,8 +328,8 @@ class Run:
                 raise QueryError("give either queries or one query, not both")
             find, rows = self.resolver.query, []
             asked = [find(r, h, t) for h, r, t in labeled_queries(queries)]
-            for query, found in self._predicted(asked, watch, workers=crew, k=k, novel=novel):
-                rows += [_columns(self.graph, query) | _row(p) for p in found]
+            for query, predictions in self._predicted(asked, watch, workers=crew, k=k, novel=novel):
+                rows += [_columns(self.graph, query) | _row(p) for p in predictions]
         return pd.DataFrame(rows, columns=[*ENDS, *_COLUMNS])
 
     def explain(
@@ -362,8 +364,10 @@ class Run:
         asked = [find(r, h, t) for h, r, t in given]
         check_whole("k", k, 1)
         with watcher_of(progress) as watch:
-            for query, found in self._predicted(asked, watch, workers=crew, k=k, novel=novel, explain=True):
-                for p in found:
+            for query, predictions in self._predicted(
+                asked, watch, workers=crew, k=k, novel=novel, explain=True
+            ):
+                for p in predictions:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
                     why = {"because": list(p.because)} if {"rules", "linked"} & set(parts) else {}
@@ -425,9 +429,9 @@ class Run:
             raise RunError(
                 f"{self.path} has no rules; `kgmlm tune {quoted(self.path)} --add rules` mines some"
             )
-        found = Rules.open(file, self.folder.graph).applied.rules
+        rules = Rules.open(file, self.folder.graph).applied.rules
         only = None if relation is None else self.resolver.relation(relation)
-        return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(found, only)
+        return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(rules, only)
 
     def embeddings(self, of: str | None = None, **options: Any) -> Any:
         """The embeddings of the run's entities, as arrays; see :func:`kgmlm.embeddings`."""
@@ -533,7 +537,7 @@ def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> 
 
     from kgmlm.graphs.names import Resolver
 
-    find, found = Resolver(graph), []
+    find, ids = Resolver(graph), []
     for where, row in GivenTriples.of(triples).numbered():
         try:
             head, relation, tail = find.entity(row[0]), find.relation(row[1]), find.entity(row[2])
@@ -541,8 +545,8 @@ def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> 
                 raise QueryError("neither entity is new; only triples of new entities can be given")
         except QueryError as error:
             raise QueryError(f"{where}: {error}") from None
-        found.append((head, relation, tail))
-    return np.array(found, np.int64).reshape(-1, 3)
+        ids.append((head, relation, tail))
+    return np.array(ids, np.int64).reshape(-1, 3)
 
 
 def path_of(run: Run | str | Path) -> Path:

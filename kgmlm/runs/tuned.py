@@ -99,7 +99,7 @@ class TunedWeights:
             raise RunError(f"{path} is missing; {RESTORE}")
         try:
             values = digests.without_retired(files.parse_json(data))
-            found = _File.model_validate_json(json.dumps(values))
+            file = _File.model_validate_json(json.dumps(values))
         except ValueError as error:
             why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
             raise RunError(f"{path} is damaged: {why}; {RESTORE}") from None
@@ -107,16 +107,16 @@ class TunedWeights:
             name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
             if signal.weights is None
             else _float32(signal.weights).reshape(-1, 2)
-            for name, signal in found.signals.items()
+            for name, signal in file.signals.items()
         }
-        averages = {name: signal.average for name, signal in found.signals.items()}
+        averages = {name: signal.average for name, signal in file.signals.items()}
         if any(len(table_R2) != relations for table_R2 in tables.values()):
             raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
         if not all(np.isfinite(table_R2).all() for table_R2 in tables.values()):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
-        there = {name: of for name in SECOND if (of := getattr(found, name)) is not None}
-        uses = {name: Use(of.k, of.weight) for name, of in there.items()}
-        return cls(Mixture(tables, averages), uses, found.chosen_for, found.chosen_by)
+        chosen = {name: use for name in SECOND if (use := getattr(file, name)) is not None}
+        uses = {name: Use(of.k, of.weight) for name, of in chosen.items()}
+        return cls(Mixture(tables, averages), uses, file.chosen_for, file.chosen_by)
 
     def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
         """See that these were chosen for the signals that a run has now, but for those that are not asked.

@@ -269,8 +269,8 @@ def is_blank(path: Path) -> bool:
         started = read_record(path)["status"] == "started"
     except RunError:
         return False
-    there = set((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else set()
-    return started and all(p in checkpoints(path) and not _step(p) for p in there)
+    states = list((path / "checkpoints").iterdir()) if (path / "checkpoints").is_dir() else []
+    return started and all(p in checkpoints(path) and not _step(p) for p in states)
 
 
 def checkpoints(path: Path) -> list[Path]:
