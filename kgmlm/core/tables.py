@@ -298,8 +298,8 @@ def truths(labels: Sequence[str], where: str, first: int = 1) -> list[bool]:
 
 
 def fits_tsv(field: str) -> bool:
-    """Return whether TSV can hold a field: it has no tab or line break, and no byte order mark in front."""
-    return not ("\t" in field or "\n" in field or field.endswith("\r") or field.startswith("\ufeff"))
+    """Return whether TSV can hold a field: no tab, line break or NUL, and no byte order mark in front."""
+    return not (any(c in field for c in "\t\n\0") or field.endswith("\r") or field.startswith("\ufeff"))
 
 
 def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
@@ -312,7 +312,7 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
         for field in row:
             if not fits_tsv(field):
                 raise DataError(
-                    f"{field!r} has a tab, a line break or a byte order mark, which a TSV file cannot hold"
+                    f"{field!r} has a tab, a line break, a NUL or a byte order mark, which a TSV file cannot hold"
                 )
     files.write_atomic(path, "".join("\t".join(row) + "\n" for row in rows), follow=True)
 
@@ -413,7 +413,8 @@ def _plain(
     """Columns as Arrow reads them; None where it may read a file differently from :func:`parse_lines`."""
     import pyarrow.csv as csv
 
-    if (b'"' in data and separator != "\t") or (b"\r" in data and re.search(rb"\r(?!\n)", data)):
+    quoted = b'"' in data and separator != "\t"
+    if quoted or b"\0" in data or (b"\r" in data and re.search(rb"\r(?!\n)", data)):
         return None
     read = csv.ReadOptions(column_names=list(names), skip_rows=int(header), block_size=_BLOCK)
     parse = csv.ParseOptions(
@@ -623,7 +624,7 @@ def write_table(path: Path, table: pa.Table, *, header: bool = True) -> None:
 
 def _fits_tsv(column: pa.ChunkedArray) -> bool:
     """Return whether TSV can hold all texts of a column, as :func:`~kgmlm.core.tables.fits_tsv` of one."""
-    return not pc.any(pc.match_substring_regex(column, "[\t\n]|\r$|^\ufeff")).as_py()
+    return not pc.any(pc.match_substring_regex(column, r"[\t\n\x00]|\r$|^\x{feff}")).as_py()
 
 
 def _tsv_lines(batch: pa.RecordBatch) -> memoryview:
