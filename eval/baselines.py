@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from store import write_rows
 
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.datasets import load_graph
@@ -41,7 +41,7 @@ class Rule(PlainScorer):
         np.add.at(self.answers, (0, relations, heads), 1)
         np.add.at(self.answers, (1, relations, tails), 1)
 
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         """As the rule says."""
         scores_BN = np.zeros((len(queries), self.entities), np.float32)
         if "frequency" in self.rule:
@@ -50,7 +50,7 @@ class Rule(PlainScorer):
             scores_BN[self.train.lookup(Queries(queries.entity_B, queries.relation_B, ~queries.tail_B))] += (
                 1e6
             )
-        return torch.from_numpy(scores_BN)
+        return scores_BN
 
 
 def main(

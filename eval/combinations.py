@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import numpy as np
 import store
-import torch
 import typer
 
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.ranking.constraints import Constraint, Functional, Typed
@@ -38,7 +38,7 @@ METRICS = {"mrr": "mrr", "hits_at_1": "both.realistic.hits_at_1", "hits_at_10": 
 class Remembering(Ranker):
     """A ranker whose signals say everything once."""
 
-    remembered: dict[str, dict[bytes, torch.Tensor]]
+    remembered: dict[str, dict[bytes, Floats]]
 
     def signal_scores(
         self, queries: Any, pool: Any = None, batch_size: int = 64, advance: Any = None, *, by: Any = None
@@ -53,7 +53,7 @@ class Remembering(Ranker):
             for name in names:
                 known = self.remembered.setdefault(name, {})
                 if key not in known:
-                    known[key] = self.signal_score(name, reading, self.pool())
+                    known[key] = self.signals[name].score(reading, self.pool())
                 said[name] = known[key]
             yield rows, reading, said
             if advance is not None:

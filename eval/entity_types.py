@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import store
-import torch
 import typer
 
-from kgmlm.core.arrays import at
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import Protocol, TypeSettings
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.datasets import load_graph
@@ -39,10 +38,9 @@ class Scored(PlainScorer):
         super().__init__(len(types.types), relations)
         self.types, self.possible, self.pool = types, possible, Pool(len(types.types))
 
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         """As the types say."""
-        scores_BN = at("cpu", self.types.score(Reading(queries), self.pool))
-        return self.possible.applied(scores_BN, queries)
+        return self.possible.applied(self.types.score(Reading(queries), self.pool), queries)
 
     def unconstrained(self) -> Scored:
         """Without constraints."""

@@ -11,7 +11,7 @@ from pykeen.models import ComplEx
 from pykeen.training import LCWATrainingLoop
 from pykeen.triples import TriplesFactory
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.pykeen import to_factory
@@ -33,7 +33,7 @@ class PyKEENScorer(PlainScorer):
         self.model = model
 
     @torch.no_grad()
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         """By PyKEEN's own functions."""
         training = self.model.training
         scores_BN = torch.empty(len(queries), self.entities)
@@ -43,7 +43,7 @@ class PyKEENScorer(PlainScorer):
         if len(heads):
             scores_BN[heads] = self.model.predict_h(_rows(heads, queries.relation_B, queries.entity_B))
         self.model.train(training)
-        return scores_BN
+        return scores_BN.numpy()
 
 
 def _rows(chosen: IntArray, *columns: IntArray) -> torch.Tensor:

@@ -19,7 +19,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import store
-import torch
 import typer
 
 import kgmlm
@@ -30,7 +29,7 @@ from kgmlm.prediction.features import features
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs import provenance
 from kgmlm.runs.opened import open_ranker
-from kgmlm.signals.likelihood_torch import rank_candidates
+from kgmlm.signals.likelihood import mean_of_names
 from kgmlm.text.linearization import Linearization, Segment
 from kgmlm.text.reader import PairTable
 
@@ -52,25 +51,24 @@ def texts(graph: KnowledgeGraph, pairs: IntArray, descriptions: bool) -> list[Li
     ]
 
 
-@torch.inference_mode()
 def masked(ranker: Ranker, graph: KnowledgeGraph, written: list[Linearization]) -> FloatArray:
     """The mean log-likelihood of each relation's name in the hole of each text, ``(n, R)``.
 
     The span is as long as the longest name needs, the softmax is over the whole vocabulary.
     """
     reader = ranker.reader
-    reader.model.eval()
     tokenizer, settings = reader.tokenizer, reader.settings
     names = [relation.name for relation in graph.relations]
     longest = int(tokenizer.candidates(names, None, settings.scoring.end_of_name).lengths_N.max())
     span = min(longest, settings.text.max_length // 2)
-    table = PairTable.of(tokenizer.candidates(names, span, settings.scoring.end_of_name), reader.model.device)
+    table = PairTable.of(tokenizer.candidates(names, span, settings.scoring.end_of_name))
     encoded = tokenizer.encode_queries(
         written, span, settings.text.max_length, vector=settings.vector.enabled
     )
     found = np.empty((len(written), len(names)))
     for rows, batch in reader.padded(encoded, 32):
-        found[rows] = rank_candidates(reader.model, reader.model(batch), None, table).cpu().numpy()
+        log_probs_BP = reader.model.log_probabilities(reader.model.states(batch), table)
+        found[rows] = mean_of_names(log_probs_BP, table)
     return found
 
 

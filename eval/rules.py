@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Annotated
 
 import store
-import torch
 import typer
 
-from kgmlm.core.arrays import at
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import Protocol, load_settings
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import Scope
@@ -44,10 +43,9 @@ class Scored(PlainScorer):
         self.possible = possible
         self.pool = Pool(self.entities)
 
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         """As the rules say."""
-        scores_BN = at("cpu", self.rules.score(Reading(queries), self.pool))
-        return self.possible.applied(scores_BN, queries)
+        return self.possible.applied(self.rules.score(Reading(queries), self.pool), queries)
 
 
 def measured(name: str, split: str, settings: list[str]) -> dict[str, object]:

@@ -16,12 +16,12 @@ if not any("test_gpu" in argument for argument in sys.argv):  # nor have those o
 
 import hypothesis
 import pytest
-import torch
 from doubles import FixedStage
 from forking import Forker, ranks
 from typer.testing import CliRunner
 
 from kgmlm.cli.app import app
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import (
     ScoringSettings,
     ScratchSettings,
@@ -131,11 +131,10 @@ def staged_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
     return made.with_stage(FixedStage(Use(5, 2.0)))
 
 
-def vectors_of(ranker: Ranker) -> torch.Tensor:
+def vectors_of(ranker: Ranker) -> Floats:
     """The vectors of all entities of a ranker that has some."""
     assert ranker.vectors is not None
-    found: torch.Tensor = ranker.vectors.all
-    return found
+    return ranker.vectors.all
 
 
 def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.evaluator import Evaluation, evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import PlainScorer, Ranker
-from kgmlm.ranking.second_stage import Conditional, Floats
+from kgmlm.ranking.ranker import FirstStage, PlainScorer, Ranker
+from kgmlm.ranking.second_stage import Conditional
+from kgmlm.signals.base import Pool
+from kgmlm.text.reader import Reading
 
 
 class Hears(Watcher):
@@ -36,12 +37,13 @@ class FakeRanker(PlainScorer):
         super().__init__(n, 300)
         self.n, self.kind = n, kind
 
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         if self.kind == "constant":
-            return torch.zeros(len(queries), self.n)
+            return np.zeros((len(queries), self.n), np.float32)
         seed = queries.entity_B * 7919 + queries.relation_B * 104729 + queries.tail_B
         ids = np.arange(self.n)
-        return torch.from_numpy(((seed[:, None] * 31 + ids * ids * 17) % 11).astype(np.float32))
+        scores_BN: Floats = ((seed[:, None] * 31 + ids * ids * 17) % 11).astype(np.float32)
+        return scores_BN
 
     def rank(
         self,
@@ -49,7 +51,7 @@ class FakeRanker(PlainScorer):
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, torch.Tensor]]:
+    ) -> Iterator[tuple[IntArray, Floats]]:
         order = np.random.default_rng(0).permutation(len(queries))
         for start in range(0, len(order), 13):
             rows = order[start : start + 13]
@@ -72,6 +74,11 @@ def arbitrary(queries: Queries, ids_BK: IntArray) -> Floats:
     return numbers
 
 
+def scored(queries: Queries, scores_BN: Floats, pool: Pool | None = None) -> FirstStage:
+    """A first stage with given scores, of no signal."""
+    return FirstStage(queries, pool or Pool(scores_BN.shape[1]), scores_BN, {}, Reading(queries))
+
+
 @dataclass(frozen=True, eq=False)
 class FixedStage(Conditional):
     """A second stage whose scores are a function of query and candidate, not of the text model.
@@ -89,6 +96,5 @@ class FixedStage(Conditional):
         ids_BK: IntArray,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
     ) -> Floats:
         return self.scores_of(queries, ids_BK).astype(np.float32)

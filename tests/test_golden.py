@@ -22,7 +22,7 @@ HERE = Path(__file__).parent / "golden"
 ANSWERS = HERE / "answers.json"
 QUERIES = "head,relation,tail\naustria,capital,\n,capital,vienna\nitaly,borders,\n,located_in,europe\n"
 ASK = ("rank", "RUN", "--queries", "QUERIES", "--json", "-q")
-REPORT = ("evaluate", "RUN", "--json", "-q", "--by-relation")
+REPORT = ("evaluate", "RUN", "--json", "-q", "--by-relation", "--pykeen")
 CASES: dict[str, tuple[str, ...]] = {
     "all": (*ASK, "-k", "40"),
     "explained": (*ASK, "-k", "6", "--explain"),

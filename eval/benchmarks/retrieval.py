@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 import typer
 
 from kgmlm import open_run
-from kgmlm.core.arrays import top
+from kgmlm.core.arrays import Floats, highest, top, unit
 from kgmlm.graphs.datasets import read_entities
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -38,7 +37,7 @@ from kgmlm.ranking.retrieval import Retrieval, Retriever, require_faiss, shortli
 from kgmlm.runs import provenance
 from kgmlm.runs.index import build_index
 from kgmlm.runs.opened import open_folder, tuned_ranker
-from kgmlm.text.reader import Reading, SpanOutput
+from kgmlm.text.reader import Reading, States
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import store
@@ -84,32 +83,29 @@ def compose(path: Path, run: Path, count: int, seed: int) -> None:
                     done += 1
 
 
-def made_up_vectors(real: torch.Tensor, count: int, seed: int) -> torch.Tensor:
+def made_up_vectors(real: Floats, count: int, seed: int) -> Floats:
     """Unit vectors: the real ones, then sums of two of them and noise."""
-    generator = torch.Generator().manual_seed(seed)
-    vectors = torch.empty(count, real.shape[1])
+    rng = np.random.default_rng(seed)
+    vectors = np.empty((count, real.shape[1]), np.float32)
     vectors[: len(real)] = real
     for start in range(len(real), count, 100_000):
         size = min(100_000, count - start)
-        a, b = torch.randint(len(real), (2, size), generator=generator)
-        noise = torch.randn(size, real.shape[1], generator=generator) / real.shape[1] ** 0.5
-        mixed = real[a] + 0.5 * real[b] + 0.5 * noise
-        vectors[start : start + size] = torch.nn.functional.normalize(mixed, dim=1)
+        a, b = rng.integers(0, len(real), (2, size))
+        noise = rng.standard_normal((size, real.shape[1]), np.float32) / np.float32(real.shape[1] ** 0.5)
+        vectors[start : start + size] = unit(real[a] + 0.5 * real[b] + 0.5 * noise)
     return vectors
 
 
-def split(spans: list[SpanOutput], size: int) -> list[SpanOutput]:
+def split(batches: list[States], size: int) -> list[States]:
     """The same states in batches of at most so many queries."""
     return [
-        SpanOutput(
-            span.hidden_BLD[i : i + size], None if span.vector_BD is None else span.vector_BD[i : i + size]
-        )
-        for span in spans
-        for i in range(0, len(span.hidden_BLD), size)
+        states.take(np.arange(i, min(i + size, len(states.hidden_BLD))))
+        for states in batches
+        for i in range(0, len(states.hidden_BLD), size)
     ]
 
 
-def timed(search: Callable[[SpanOutput], Any], spans: list[SpanOutput]) -> dict[str, float]:
+def timed(search: Callable[[States], Any], spans: list[States]) -> dict[str, float]:
     """Median and 99th percentile of single queries, and queries a second in batches."""
     singles = split(spans, 1)[:SINGLE]
     for single in singles[:3]:
@@ -133,7 +129,7 @@ def timed(search: Callable[[SpanOutput], Any], spans: list[SpanOutput]) -> dict[
 
 
 def recalls(
-    ranker: Ranker, retriever: Retriever, spans: list[SpanOutput], best: list[torch.Tensor]
+    ranker: Ranker, retriever: Retriever, spans: list[States], best: list[Floats]
 ) -> dict[str, float]:
     """Share of the exact top 10 in reranked shortlists of 100, and of the top 100 in those of 1,000."""
     found = {}
@@ -147,10 +143,10 @@ def recalls(
     return found
 
 
-def reading_of(span: SpanOutput) -> Reading:
+def reading_of(states: States) -> Reading:
     """States as a shortlist takes them; of one relation, by which nothing is weighed here."""
-    nothing = np.zeros(len(span.hidden_BLD), np.int64)
-    return Reading(Queries(nothing, nothing, nothing > 0), span=span)
+    nothing = np.zeros(len(states.hidden_BLD), np.int64)
+    return Reading(Queries(nothing, nothing, nothing > 0), states=states)
 
 
 def peak_mb() -> int:
@@ -158,7 +154,6 @@ def peak_mb() -> int:
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 
-@torch.inference_mode()
 def measure(plan: Plan) -> list[dict[str, Any]]:
     """All ways of one kind at one size."""
     predictor = open_run(plan.run, device="cpu").predictor
@@ -175,11 +170,10 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         len(queries), min(QUERIES, len(queries)), replace=False
     )
     encoding = time.perf_counter()
-    spans = [reading.span for _, reading in predictor.ranker.reader.readings(queries[rows], BATCH)]
+    spans = [reading.states for _, reading in predictor.ranker.reader.readings(queries[rows], BATCH)]
     encoded = 1e3 * (time.perf_counter() - encoding) / len(rows)
     started += time.perf_counter() - encoding
     if plan.kind == "likelihood":
-        pairs = ranker.likelihood.table(None)
         tokens = {"tokens_a_name": round(float(ranker.reader.names.lengths_N.mean()), 2)}
     else:
         vectors_ND = made_up_vectors(predictor.ranker.vectors.all, count, plan.seed)
@@ -191,15 +185,12 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         table.append({"entities": count, "way": way, **values, "peak_mb": peak_mb()})
         print(json.dumps(table[-1]), file=sys.stderr, flush=True)
 
-    def exact(span: SpanOutput) -> torch.Tensor:
-        if plan.kind == "likelihood":
-            scores_BN = ranker.likelihood.scores(span, pairs)
-        else:
-            assert span.vector_BD is not None
-            scores_BN = span.vector_BD @ vectors_ND.T
-        return scores_BN
+    signal = ranker.signals["likelihood" if plan.kind == "likelihood" else "vector"]
 
-    def found(span: SpanOutput) -> list[list[int]]:
+    def exact(span: States) -> Floats:
+        return signal.score(reading_of(span), ranker.pool())
+
+    def found(span: States) -> list[list[int]]:
         return [top(scores_N, 100) for scores_N in exact(span)]
 
     built = time.perf_counter() - started
@@ -212,18 +203,18 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         encoder_ms_a_query=round(encoded, 2),
     )
     size = len(small[0].hidden_BLD)
-    best = [torch.cat([exact(p).topk(100).values for p in split([span], size)]) for span in spans]
+    best = [np.concatenate([highest(exact(p), 100)[0] for p in split([span], size)]) for span in spans]
     if plan.kind == "likelihood":
         return table
     faiss = require_faiss()
     started = time.perf_counter()
     flat = faiss.IndexFlatIP(vectors_ND.shape[1])
-    flat.add(vectors_ND.numpy())
+    flat.add(vectors_ND)
     built = time.perf_counter() - started
 
-    def plain(span: SpanOutput) -> Any:
+    def plain(span: States) -> Any:
         assert span.vector_BD is not None
-        return flat.search(span.vector_BD.numpy(), 100)
+        return flat.search(span.vector_BD, 100)
 
     row("FAISS flat", build_s=round(built, 1), **timed(plain, spans))
     flat.reset()  # its memory is not the index's

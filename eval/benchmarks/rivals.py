@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, normalize
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import pykeen_complex
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.evaluation.pykeen import to_factory
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -156,7 +156,7 @@ class SimKGCScorer(PlainScorer):
         self.known_NW: torch.Tensor | None = None
 
     @torch.inference_mode()
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         """Read the queries, in parts of equal lengths."""
         self.model.eval()
         if self.known_NW is None:
@@ -167,7 +167,8 @@ class SimKGCScorer(PlainScorer):
                 some = order[start : start + 128]
                 known_NW[some] = self.model.read(self.model.answering, [texts[i] for i in some])
             self.known_NW = known_NW
-        return self.model.ask(queries) @ self.known_NW.T
+        scores_BN: Floats = (self.model.ask(queries) @ self.known_NW.T).numpy()
+        return scores_BN
 
 
 def train_simkgc(

@@ -1,22 +1,24 @@
-"""What a training step, an evaluated query and a start of the command cost, in CPU seconds on one thread.
+"""What training steps, evaluations, answers and starts of commands cost, in CPU seconds on one thread.
 
-    python eval/benchmarks/speed.py --model MODEL [--run RUN] [--against CHECKOUT] [--other-run RUN]
+    python eval/benchmarks/speed.py --model MODEL [--run RUN] [--against CHECKOUT] [--rounds 7]
 
-Each round is a process of its own. With --against, rounds of this checkout and of the other one alternate,
-and ratios are of medians. A training step is one of the recipe ``minilm-whole``, with the same queries in
-both. Beside it, on the same texts: a step of a bi-encoder as SimKGC trains it (two encoders, three readings
-per triple, in-batch negatives and the head itself), and pairs read as by KG-BERT (one pass per candidate).
+Each round is a process of its own. With --against, rounds of this checkout and of another one alternate; each
+runs its own copy of this file. The ratios are this checkout's seconds by the other's, round by round: their
+median, and the interval in which it lies with 95 % (of the order statistics). A training step is one of the
+recipe ``minilm-whole``, with the same queries in both. Without --against it is measured beside a step of a
+bi-encoder as SimKGC trains it (two encoders, three readings per triple, in-batch negatives and the head
+itself) and beside pairs read as by KG-BERT (one pass per candidate), on the same texts.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,71 +29,67 @@ import numpy as np
 import typer
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "eval" / "recipes" / "minilm-whole.toml"
+RECIPE = Path("eval/recipes/minilm-whole.toml")
 
 
 class Costs:
     """CPU seconds of parts of the work; of what is measured often, the median without the first time."""
 
     def __init__(self) -> None:
-        self.of: dict[str, list[float]] = {}
+        self.seconds: dict[str, list[float]] = {}
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         """Measure a part once."""
         before = time.process_time()
         yield
-        self.of.setdefault(part, []).append(time.process_time() - before)
+        self.seconds.setdefault(part, []).append(time.process_time() - before)
 
     def medians(self) -> dict[str, float]:
         """By part."""
-        return {part: statistics.median(values[1:] or values) for part, values in self.of.items()}
+        return {part: statistics.median(values[1:] or values) for part, values in self.seconds.items()}
 
 
-def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[str, float]:
+def measure(model: str, dataset: str, run: str | None, steps: int, baselines: bool) -> dict[str, float]:
     """One round: CPU seconds by part."""
+    costs = Costs()
+    if run is not None:
+        answers(run, costs)
+    training_steps(model, dataset, steps, costs)
+    if baselines:
+        others(model, dataset, steps, costs)
+    return costs.medians()
+
+
+def training_steps(model_name: str, dataset: str, steps: int, costs: Costs) -> None:
+    """Steps of the masked LM in fp32, and in bf16 where this CPU multiplies by it."""
     import torch
 
     from kgmlm.core.config import load_settings
+    from kgmlm.core.machine import fast_bf16, keep_memory
     from kgmlm.graphs.datasets import load_graph
     from kgmlm.ranking.ranker import Ranker
-    from kgmlm.signals.likelihood_torch import entity_loss
-    from kgmlm.text.reader import SpanOutput
-    from kgmlm.text.tokenization import load_tokenizer
+    from kgmlm.text.tokenization import Vocabulary, load_tokenizer, model_named
     from kgmlm.text.torch_model import load_model, reduced_products
     from kgmlm.training.objectives import objective
 
-    try:
-        from kgmlm.text.tokenization import Vocabulary
-    except ImportError:  # an older checkout
-        from kgmlm.text.tokenization import Vocabulary  # type: ignore[attr-defined,no-redef]
-    try:
-        from kgmlm.core.machine import fast_bf16, keep_memory
-
-        keep_memory()
-        reduced = fast_bf16()
-    except ImportError:
-        reduced = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    keep_memory()
     torch.set_num_threads(1)
     graph = load_graph(dataset)
     settings = load_settings(RECIPE)
-    model, tokenizer = load_model(model_path), load_tokenizer(model_path)
+    location = model_named(model_name)
+    model, tokenizer = load_model(location), load_tokenizer(location)
     surfaces = graph.entities.column("surface")
-    if "names" in inspect.signature(Vocabulary.fit).parameters:
-        vocabulary = Vocabulary.fit(tokenizer.candidates(surfaces, None, False), graph.seen_N, settings)
-    else:  # an older checkout
-        vocabulary = Vocabulary.fit(tokenizer, surfaces, graph.seen_N, settings)
-    ranker = getattr(Ranker, "fresh", Ranker)(graph.context, tokenizer, model, settings, vocabulary)
-    likelihood = getattr(ranker, "likelihood", ranker)  # an older checkout has all in one
+    vocabulary = Vocabulary.fit(tokenizer.candidates(surfaces, None, False), graph.seen_N, settings)
+    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
     stream, losses = objective(ranker, graph, settings.training, (0, 1))
     model.set_dropout(0.0)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    costs = Costs()
     source = stream.from_position(0)
     with costs("texts to tokens, of 50 batches"):  # a bucket is tokenized at once
         batches = [next(source) for _ in range(50)][: steps + 1]
-    for precision in ("fp32", "bf16") if reduced else ("fp32",):
+    for precision in ("fp32", "bf16") if fast_bf16() else ("fp32",):
         model.attend("eager" if precision == "bf16" else "sdpa")
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
         with reduced_products(precision == "bf16"):
@@ -101,65 +99,39 @@ def measure(model_path: str, dataset: str, steps: int, baselines: bool) -> dict[
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                     optimizer.zero_grad()
-                with costs(f"of it queries, {precision}"):
-                    span = autocast(model)(batch.queries)
-                    (span.hidden_BLD.sum() + span.vector_BD.sum()).backward()
-                with costs(f"of it queries and entity texts, {precision}"):
-                    span = autocast(model)(batch.queries, batch.entities)
-                    (span.hidden_BLD.sum() + span.vector_BD.sum() + span.entities_ED.sum()).backward()
-                hidden = torch.randn_like(span.hidden_BLD).requires_grad_()
-                at = torch.arange(len(hidden))
-                with costs(f"of it likelihoods, {precision}"):
-                    scores = likelihood.scores(SpanOutput(hidden), losses.table)
-                    entity_loss(scores, (at, at), 0.25).backward()
-                with costs("of it the optimizer"):
-                    optimizer.step()
-                optimizer.zero_grad()
-    model.attend("sdpa")
-    evaluation_parts(ranker, graph, steps, costs)
-    if baselines:
-        others(model_path, graph, steps, costs)
-    return costs.medians()
 
 
-def evaluation_parts(ranker: Any, graph: Any, steps: int, costs: Costs) -> None:
-    """64 test queries by part, and reading 64 entity texts."""
-    import torch
+def answers(run_path: str, costs: Costs) -> None:
+    """50 test triples evaluated twice by an opened run, and 50 questions to it, one by one."""
+    import kgmlm
 
-    from kgmlm.evaluation.metrics import rank_answers
-
-    queries, answers = graph.queries("test")
-    chosen = np.random.default_rng(0).permutation(len(queries))[: 64 * (steps + 1)]
-    reader, likelihood = getattr(ranker, "reader", ranker), getattr(ranker, "likelihood", ranker)
-    table = likelihood._all
-    padded = getattr(reader, "padded", None) or reader._padded
-    for rows in chosen.reshape(-1, 64):
-        with costs("evaluation: queries"):
-            if reader is ranker:
-                ((at, span),) = ranker.states(queries[rows])
-            else:
-                ((at, reading),) = reader.readings(queries[rows])
-                span = reading.span
-        with torch.inference_mode():
-            with costs("evaluation: likelihoods"):
-                scores = likelihood.scores(span, table)
-            with costs("evaluation: filter and ranks"):
-                known = graph.filter_index.lookup(queries[rows[at]])
-                known_at = (torch.from_numpy(known[0]), torch.from_numpy(known[1]))
-                rank_answers(scores, torch.from_numpy(answers[rows[at]]), known_at)
-            encoded = reader.encode_entities(rows % len(graph.entities))
-            with costs("evaluation: entity texts"):
-                for _, batch in padded(encoded, 64):
-                    reader.model(batch)
+    run = kgmlm.open_run(run_path)
+    with costs("open, and the first answer"):
+        graph = run.graph
+        questions = [
+            (graph.entities[h].label, graph.relations[r].label) for h, r, _ in graph.splits["train"][:51]
+        ]
+        run.rank(*questions[0], k=10)
+    for head, relation in questions:
+        with costs("a warm query"):
+            run.rank(head, relation, k=10)
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(3):
+            with costs("evaluate, 50 triples"):
+                run.evaluate(max_triples=50, ranks=Path(folder) / "ranks.parquet", progress=False)
 
 
-def others(model_path: str, graph: Any, steps: int, costs: Costs) -> None:
+def others(model_name: str, dataset: str, steps: int, costs: Costs) -> None:
     """A bi-encoder's training step of 64 triples, and 64 pairs of a cross-encoder."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    both = [AutoModel.from_pretrained(model_path).train() for _ in range(2)]
+    from kgmlm.graphs.datasets import load_graph
+    from kgmlm.text.tokenization import model_named
+
+    graph, location = load_graph(dataset), model_named(model_name)
+    tokenizer = AutoTokenizer.from_pretrained(location)
+    both = [AutoModel.from_pretrained(location).train() for _ in range(2)]
     parameters = [p for m in both for p in m.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
     columns = (graph.entities.column(c) for c in ("surface", "description"))
@@ -188,36 +160,52 @@ def others(model_path: str, graph: Any, steps: int, costs: Costs) -> None:
             read(both[0], asked, tails, 128)
 
 
-def starts(run: Path, folder: Path, environment: dict[str, str]) -> dict[str, float]:
+def starts(run: str, folder: Path, environment: dict[str, str]) -> dict[str, float]:
     """CPU seconds of commands of a checkout, from their start to their end."""
-    from kgmlm.runs.opened import open_folder
+    import kgmlm
 
-    run = run.resolve()
-    graph = open_folder(run).graph
+    graph = kgmlm.open_run(run).graph
     h, r, _ = graph.splits["train"][0]
-    head, relation = graph.entities[h].label, graph.relations[r].label
+    question = ["--head", graph.entities[h].label, "--relation", graph.relations[r].label]
     commands = {
         "--version": ["--version"],
-        "a misspelled entity": ["rank", str(run), "--head", f"{head}?", "--relation", relation],
-        "linearize": ["linearize", str(run), "--head", head, "--relation", relation],
-        "rank": ["rank", str(run), "--head", head, "--relation", relation],
+        "a misspelled relation": ["rank", run, *question, "?"],
+        "linearize": ["linearize", run, *question],
+        "rank": ["rank", run, *question],
     }
-    found = {}
+    seconds = {}
     for name, arguments in commands.items():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "kgmlm", *arguments]
         subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found[f"start, {name}"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return found
+        seconds[f"start, {name}"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds
+
+
+def compared(this: list[float], other: list[float]) -> dict[str, float]:
+    """The median of the ratios of paired rounds, and its interval.
+
+    The k-th smallest and the k-th largest of n ratios enclose the median with 1 - 2 P(Binomial(n, 1/2) < k);
+    k is the largest for which that is .95 or more (seven rounds: 1, all of them).
+    """
+    from scipy.stats import binom
+
+    ratios = sorted(a / b for a, b in zip(this, other, strict=True))
+    n = len(ratios)
+    k = max([1, *(k for k in range(1, n // 2 + 1) if 1 - 2 * binom.cdf(k - 1, n, 0.5) >= 0.95)])
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "from": round(ratios[k - 1], 3),
+        "to": round(ratios[-k], 3),
+    }
 
 
 def main(
-    model: Annotated[str, typer.Option(help="A masked LM, such as all-MiniLM-L6-v2.")],
+    model: Annotated[str, typer.Option(help="A masked LM.")] = "minilm",
     dataset: str = "wn18rr",
     against: Annotated[Path | None, typer.Option(help="Another checkout, measured in turn.")] = None,
-    run: Annotated[Path | None, typer.Option(help="A run, to measure starts of commands.")] = None,
-    other_run: Annotated[Path | None, typer.Option(help="One that the other checkout can open.")] = None,
+    run: Annotated[str | None, typer.Option(help="A run or pack that both checkouts can open.")] = None,
     rounds: int = 3,
     steps: int = 5,
     output: Path | None = None,
@@ -225,42 +213,44 @@ def main(
 ) -> None:
     """Measure and print one JSON object."""
     if one_round:
-        print(json.dumps(measure(model, dataset, steps, against is None)))
+        print(json.dumps(measure(model, dataset, run, steps, against is None)))
         return
+    run = run and str(Path(run).resolve())
     checkouts = {"this": ROOT, **({} if against is None else {"other": against.resolve()})}
-    opened = {"this": run, "other": other_run or run}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+    costs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
     for _ in range(rounds):
         for name, folder in checkouts.items():
             environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, __file__, "--model", model, "--dataset", dataset, "--one-round"]
-            command += ["--steps", str(steps), *(["--against", "."] if name == "other" else [])]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            command = [sys.executable, "eval/benchmarks/speed.py", "--one-round", "--model", model]
+            command += ["--dataset", dataset, "--steps", str(steps), *(["--run", run] if run else [])]
+            command += ["--against", "."] if against is not None else []
+            done = subprocess.run(
+                command, env=environment, cwd=folder, capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 sys.exit(done.stderr)
             cost = json.loads(done.stdout.splitlines()[-1])
-            begun = opened[name]
-            found[name].append(cost | (starts(begun, folder, environment) if begun else {}))
-            print(name, found[name][-1], file=sys.stderr)
+            costs[name].append(cost | (starts(run, folder, environment) if run else {}))
+            print(name, costs[name][-1], file=sys.stderr)
     from kgmlm.runs import provenance
 
-    medians = {
-        name: {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
-        for name, costs in found.items()
-    }
     report: dict[str, Any] = {
-        "cpu_seconds": {n: {p: round(v, 4) for p, v in parts.items()} for n, parts in medians.items()},
+        "cpu_seconds": {
+            name: {part: round(statistics.median(r[part] for r in measured), 4) for part in measured[0]}
+            for name, measured in costs.items()
+        },
         "rounds": rounds,
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "command": provenance.command_line(),
     }
     if against is not None:
-        shared = [p for p in medians["this"] if p in medians["other"]]
-        report["times_as_fast"] = {p: round(medians["other"][p] / medians["this"][p], 2) for p in shared}
-        if "training step, bf16" in medians["this"]:  # what "auto" was, and what it is
-            step = medians["other"]["training step, fp32"] / medians["this"]["training step, bf16"]
-            report["times_as_fast"]["training step, from fp32 to bf16"] = round(step, 2)
+        this, other = costs["this"], costs["other"]
+        report["ratios"] = {
+            part: compared([r[part] for r in this], [r[part] for r in other])
+            for part in this[0]
+            if part in other[0]
+        }
     print(json.dumps(report, indent=2))
     if output:
         output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")

@@ -240,6 +240,7 @@ EVALUATE: Options = {
     ),
     "max_triples": option(int | None, None, "Evaluate only this many triples, a seeded sample.", min=1),
     "by_relation": flag("--by-relation", "Report each relation, too."),
+    "pykeen": flag("--pykeen", "Rank once more as PyKEEN does, which takes as long again."),
     **RANKING,
     "candidates": option(
         str | None,

@@ -1,13 +1,13 @@
-"""Arrays where a model computes: torch tensors on a device, or NumPy arrays where there is no torch.
+"""Arrays of NumPy, in which everything is ranked: types, and what more than one package does with them.
 
-Scoring is written once for both. A device of None stands for NumPy; torch is imported inside functions, where
-there are tensors.
+Losses and training loops are torch's. Between the two stands the text model (:mod:`kgmlm.text.reader`).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,103 +17,87 @@ from kgmlm.core.errors import ModelError
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
-Array = Any  # a tensor or a NumPy array; the suffix of its name says its shape
+Floats = npt.NDArray[np.float32]  # scores, vectors; the suffix of a name says the shape
 _Float = TypeVar("_Float", np.float32, np.float64)
-Device = Any  # a torch.device or its name; None is NumPy
 CONSTANT = 1e-6  # of a column's mean, below which its spread is rounding
 _BLOCK = 1024  # scores of which only the best is looked at first
 
 
-def numpy(array: Array) -> npt.NDArray[Any]:
-    """An array of either kind as NumPy's."""
-    if isinstance(array, np.ndarray):
-        return array
-    found: npt.NDArray[Any] = array.detach().cpu().numpy()
-    return found
+class Table(Protocol):
+    """Rows of numbers ``(N, D)``, kept where a model computes: in memory, in a file, or on a GPU."""
+
+    def products(self, queries_BD: Floats) -> Floats:
+        """The inner products ``(B, N)`` of queries and rows."""
 
 
-def at(device: Device, array: Array) -> Array:
-    """An array of either kind on a device.
+@dataclass(frozen=True, eq=False)
+class HostTable:
+    """Rows in memory, or in a file that is mapped into it."""
 
-    >>> at(None, np.ones(2)).tolist()
-    [1.0, 1.0]
+    rows_ND: Floats
+
+    def products(self, queries_BD: Floats) -> Floats:
+        """See :class:`Table`."""
+        scores_BN: Floats = queries_BD @ self.rows_ND.T
+        return scores_BN
+
+
+def products_of_own(queries_BD: Floats, rows_BKD: Floats) -> Floats:
+    """The inner products ``(B, K)`` of each query and rows of its own.
+
+    >>> products_of_own(np.ones((1, 2), np.float32), np.ones((1, 3, 2), np.float32)).tolist()
+    [[2.0, 2.0, 2.0]]
     """
-    if device is None:
-        return numpy(array)
-    if not isinstance(array, np.ndarray):
-        return array.to(device)
-    import torch
-
-    return torch.from_numpy(array).to(device)
+    scores_BK: Floats = np.matmul(rows_BKD, queries_BD[:, :, None])[:, :, 0]
+    return scores_BK
 
 
-def like(array: Array, other: Array) -> Array:
-    """An array of either kind where another one is."""
-    return at(None if isinstance(other, np.ndarray) else other.device, array)
-
-
-def where(condition: Array, one: Array, other: Array) -> Array:
-    """Elements of one where a condition holds, else of the other."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, one, other)
-    import torch
-
-    return torch.where(condition, one, other)
-
-
-def put(array: Array, places: Any, values: Array) -> Array:
-    """A copy with other values at some places: a mask, or indexes of each axis."""
-    whole = places if isinstance(places, tuple) else (places,)
-    changed = array.copy() if isinstance(array, np.ndarray) else array.clone()
-    changed[tuple(like(place, array) for place in whole)] = values
-    return changed
-
-
-def highest(array_BN: Array, k: int) -> tuple[Array, Array]:
+def highest(array_BN: npt.NDArray[_Float], k: int) -> tuple[npt.NDArray[_Float], IntArray]:
     """The k highest of each row, best first, and their columns, both ``(B, K)``; in no set order where equal.
 
     >>> highest(np.array([[1.0, 3.0, 2.0]]), 2)[1].tolist()
     [[1, 2]]
     """
-    if not isinstance(array_BN, np.ndarray):
-        values_BK, columns_BK = array_BN.topk(k, dim=1)
-        return values_BK, columns_BK
     count = array_BN.shape[1]
-    if k < count:
-        columns_BK = np.argpartition(array_BN, count - k, axis=1)[:, count - k :]
-    else:
-        columns_BK = np.broadcast_to(np.arange(count), array_BN.shape)
+    columns_BK = np.broadcast_to(np.arange(count), array_BN.shape)
+    if 0 < k < count // 4:
+        # The k highest are in the k of W blocks that have the highest maxima; block w is column w, w + W, ...
+        blocks = math.isqrt(count * k)
+        deep = count // blocks
+        maxima_BW = array_BN[:, : deep * blocks].reshape(-1, deep, blocks).max(1)
+        near_BK = np.argpartition(maxima_BW, blocks - k, axis=1)[:, blocks - k :]
+        inside_BM = (near_BK[:, None, :] + blocks * np.arange(deep)[:, None]).reshape(len(array_BN), -1)
+        columns_BK = np.concatenate([inside_BM, columns_BK[:, deep * blocks :]], 1)
     values_BK = np.take_along_axis(array_BN, columns_BK, 1)
+    if k < values_BK.shape[1]:
+        best_BK = np.argpartition(values_BK, values_BK.shape[1] - k, axis=1)[:, values_BK.shape[1] - k :]
+        columns_BK = np.take_along_axis(columns_BK, best_BK, 1)
+        values_BK = np.take_along_axis(values_BK, best_BK, 1)
     order_BK = np.argsort(-values_BK, axis=1, kind="stable")
     return np.take_along_axis(values_BK, order_BK, 1), np.take_along_axis(columns_BK, order_BK, 1)
 
 
-def joined(parts: list[Array], axis: int = 0) -> Array:
-    """Arrays of one kind behind each other."""
-    if isinstance(parts[0], np.ndarray):
-        return np.concatenate(parts, axis)
-    import torch
-
-    return torch.cat(parts, axis)
-
-
-def complex_product(a: Array, b: Array) -> Array:
+def complex_product(a: Floats, b: Floats) -> Floats:
     """Products of complex numbers ``(..., D)`` given as D / 2 real and then D / 2 imaginary parts."""
-    (a_real, a_imaginary), (b_real, b_imaginary) = (
-        np.split(x, 2, -1) if isinstance(x, np.ndarray) else x.chunk(2, -1) for x in (a, b)
-    )
+    (a_real, a_imaginary), (b_real, b_imaginary) = (np.split(x, 2, -1) for x in (a, b))
     real = a_real * b_real - a_imaginary * b_imaginary
-    return joined([real, a_real * b_imaginary + a_imaginary * b_real], -1)
+    product: Floats = np.concatenate([real, a_real * b_imaginary + a_imaginary * b_real], -1)
+    return product
 
 
-def cosines(one_BD: Array, other_ND: Array) -> Array:
-    """Cosines ``(B, N)`` of unit vectors."""
-    return one_BD @ other_ND.T
+def unit(vectors_ND: Floats) -> Floats:
+    """Vectors of length 1; those of length 0 stay as they are.
+
+    >>> unit(np.array([[0.0, 2.0], [0.0, 0.0]], np.float32)).tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+    length_N1 = np.sqrt((vectors_ND * vectors_ND).sum(-1, keepdims=True))
+    of_unit_length: Floats = vectors_ND / np.maximum(length_N1, np.float32(1e-12))
+    return of_unit_length
 
 
-def top(scores_N: Array, k: int) -> list[int]:
+def top(scores_N: npt.NDArray[np.floating[Any]], k: int) -> list[int]:
     """The k best, equal scores in order of their ids; sorts no more than it must."""
-    scores_N = numpy(scores_N)
     k = min(max(k, 0), len(scores_N))
     if not k:
         return []
@@ -150,9 +134,7 @@ def some_of(values: IntArray, most: int, rng: np.random.Generator) -> IntArray:
     return found
 
 
-def logits(
-    rows_RD: npt.NDArray[np.float32], weight_VD: npt.NDArray[np.float32], bias_V: npt.NDArray[np.float32]
-) -> npt.NDArray[np.float32]:
+def logits(rows_RD: Floats, weight_VD: Floats, bias_V: Floats) -> Floats:
     """Logits ``(R, V)`` of R states; of few, the product with the weights first takes half the time.
 
     >>> logits(np.ones((1, 2), np.float32), np.eye(2, dtype=np.float32), np.ones(2, np.float32)).tolist()
@@ -190,7 +172,7 @@ def spreads(values_TC: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]
     return spread_C
 
 
-def check_finite(scores: Array, below: float = math.inf) -> None:
+def check_finite(scores: npt.NDArray[np.floating[Any]], below: float = math.inf) -> None:
     """Refuse scores that nothing can be ranked by.
 
     Args:

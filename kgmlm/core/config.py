@@ -511,6 +511,11 @@ class Protocol(Strict):
         description="Let a query's own entity be its answer in every relation. By default it ranks last "
         "where the run's training has 20 triples or more of the relation and none links an entity to itself.",
     )
+    pykeen: bool = Field(
+        False,
+        description="Rank once more as PyKEEN does: only triples whose entities and relation training has, "
+        "duplicates once, among training's entities, with no constraint on what can answer.",
+    )
 
 
 def _parse(text: str) -> dict[str, Any]:

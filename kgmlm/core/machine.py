@@ -81,8 +81,8 @@ def only_cpu() -> bool:
 def keep_memory() -> None:
     """Let this process keep large blocks of memory that it frees, for the next of their kind.
 
-    glibc gives them back to the kernel, which zeroes each page again on the next use: up to a tenth of a
-    training step. Elsewhere than on glibc this does nothing.
+    glibc gives them back to the kernel, which zeroes each page again on the next use: three to five percent
+    of a training step (eval/LOG.md). Elsewhere than on glibc this does nothing.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -311,9 +311,8 @@ def write_tsv(path: Path, rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         for field in row:
             if not fits_tsv(field):
-                raise DataError(
-                    f"{field!r} has a tab, a line break, a NUL or a byte order mark, which a TSV file cannot hold"
-                )
+                what = "a tab, a line break, a NUL or a byte order mark"
+                raise DataError(f"{field!r} has {what}, which a TSV file cannot hold")
     files.write_atomic(path, "".join("\t".join(row) + "\n" for row in rows), follow=True)
 
 

@@ -212,6 +212,7 @@ class EvaluationKeywords(RankingKeywords, total=False):
     side: Side | None
     max_triples: int | None
     by_relation: bool
+    pykeen: bool
     allow_seen_entities: bool
     allow_new_relations: bool
     skip_header: bool
@@ -247,10 +248,11 @@ def evaluate(
         keywords: ``split``, ``candidates`` (whose entities compete: "all", "graph", "split" or "train"; by
             default all, with ``graph`` those of that graph; or a table of those that can answer, as of
             ``options``), ``side`` ("tail", "head" or "both"; by default as the run was trained) and
-            ``max_triples`` (a seeded sample) change the protocol; ``by_relation`` reports
-            each relation, too; ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift
-            checks of ``graph`` and leave out the first line of its files; ``verify`` reads all of the run's
-            files first; the others are fields of ``options``.
+            ``max_triples`` (a seeded sample) change the protocol; ``pykeen`` ranks once more as PyKEEN does
+            (``pykeen_comparable`` in the report); ``by_relation`` reports each relation, too;
+            ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift checks of ``graph`` and
+            leave out the first line of its files; ``verify`` reads all of the run's files first; the others
+            are fields of ``options``.
 
     Raises:
         RunError: when the run has no such part, workers end again and again, or no cluster answers.
@@ -337,6 +339,7 @@ class _Asked:
                 )
             given["candidates"], candidates = file, None
         max_triples, side = given.pop("max_triples", None), given.pop("side", None)
+        pykeen = given.pop("pykeen", False) or None
         if side is None and protocol is None:
             side = (run.folder if isinstance(run, Run) else open_folder(path_of(run))).settings.training.side
         check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
@@ -354,7 +357,7 @@ class _Asked:
         file = path_if(protocol, "a protocol")
         among = candidates or (None if graph is None or file else "graph")
         chosen = {"split": split, "side": side, "max_triples": max_triples}
-        chosen["allow_self"] = asked.allow_self or None
+        chosen |= {"allow_self": asked.allow_self or None, "pykeen": pykeen}
         settings = load_protocol(file, candidates=among, **chosen)
         more = {name: flag[name] for name in flags[2:]}
         return cls(asked, settings, workers, (file, candidates), allowed, **more)

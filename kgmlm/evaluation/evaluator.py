@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError
 from kgmlm.core.processes import sharing
@@ -41,8 +39,6 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Scorer
 from kgmlm.ranking.retrieval import Retrieval, scores_of
 
-Scores = npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -59,7 +55,7 @@ class Evaluation:
     triples: IntArray
     tail_B: BoolArray
     ranks: Ranks
-    scores_B: torch.Tensor
+    scores_B: Floats
     report: Mapping[str, Any]
 
     def write_ranks(self, path: Path, scores_digest: str = "", *, follow: bool = False) -> None:
@@ -69,9 +65,15 @@ class Evaluation:
             path: a link is followed, and a pipe or a device written into, if ``follow`` says so.
             scores_digest: says of which scores of a run they are.
         """
-        scores_B = self.scores_B.numpy()
         write_ranks(
-            path, self.graph, self.triples, self.tail_B, self.ranks, scores_B, scores_digest, follow=follow
+            path,
+            self.graph,
+            self.triples,
+            self.tail_B,
+            self.ranks,
+            self.scores_B,
+            scores_digest,
+            follow=follow,
         )
 
 
@@ -83,7 +85,7 @@ class Found(NamedTuple):
     number: int
     ranks_3b: IntArray
     other_3b: IntArray | None
-    scores_b: Scores
+    scores_b: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +98,8 @@ class Ranking:
     Attributes:
         main: where the protocol ranks.
         comparable: where PyKEEN would rank, if that can be said.
-        other: where those queries are ranked by other scores: exact ones beside those by an index, else those
-            without constraints on what can answer.
+        other: where the same queries are ranked once more: by exact scores beside those by an index, or, for
+            ``comparable``, without constraints on what can answer.
         scores_B: the answers' scores.
         piece: distinct queries of a piece.
     """
@@ -108,7 +110,7 @@ class Ranking:
     main: View
     comparable: View | None
     other: View | None
-    scores_B: Scores
+    scores_B: Floats
     batch_size: int
     piece: int
 
@@ -151,15 +153,19 @@ class Ranking:
 
     def _made(self, number: int, ranker: Scorer, retrieval: Retrieval | None, advance: Tick) -> Found:
         task, groups = self.task, self._groups(number)
-        both, distinct = self.other is not None, task.distinct[groups]
-        for rows, scores_dN, other_dN in scores_of(ranker, distinct, retrieval, both, self.batch_size):
+        distinct = task.distinct[groups]
+        # 1) ranks by the scores that the run has
+        for rows, scores_dN in scores_of(ranker, distinct, retrieval, self.batch_size):
             for part in task.parts(groups[rows]):
-                places = (torch.from_numpy(x).to(scores_dN.device) for x in (part.group, part.answers))
-                self.scores_B[part.at] = scores_dN[tuple(places)].cpu().numpy()
+                self.scores_B[part.at] = scores_dN[part.group, part.answers]
                 self.main.rank(scores_dN, part)
-                if self.other is not None:
-                    self.other.rank(other_dN, part)
                 advance(len(part.at))
+        # 2) and once more by others
+        if self.other is not None:
+            other = ranker.unconstrained() if retrieval is None else ranker
+            for rows, scores_dN in other.rank(distinct, batch_size=self.batch_size):
+                for part in task.parts(groups[rows]):
+                    self.other.rank(scores_dN, part)
         at, _ = task.groups.take(groups)
         other_3b = None if self.other is None else self.other.ranks_3B[:, at]
         return Found(number, self.main.ranks_3B[:, at], other_3b, self.scores_B[at])
@@ -188,11 +194,10 @@ def evaluate(
     """Rank the answers of a split's triples on both sides.
 
     A query that several triples share is encoded once. What cannot answer (``ranker.possible``) stays a
-    candidate and ranks last, also where a triple says that it does; such triples are counted. On the run's
-    own graph, ranks among training entities alone and without constraints are taken from the same
-    forward passes: what PyKEEN would report, which drops triples with unseen entities or relations and asks
-    duplicates once. Where the work is shared (:mod:`kgmlm.core.processes`), each process asks some of the
-    distinct queries, and all get the same evaluation.
+    candidate and ranks last, also where a triple says that it does; such triples are counted. If the protocol
+    asks for it, the run's own graph is ranked once more as PyKEEN ranks. Where the work is shared
+    (:mod:`kgmlm.core.processes`), each process asks some of the distinct queries, and all get the same
+    evaluation.
 
     Args:
         ranker: a run's, or any other scorer of the graph's entities.
@@ -219,10 +224,9 @@ def evaluate(
         ranking.fill(found)
     seconds = round(time.monotonic() - started, 2)
     report = report_of(ranking, ranker, retrieval, by_relation, seconds, world.size * crew.count)
-    scores_B, tail_B = torch.from_numpy(ranking.scores_B), ranking.task.queries.tail_B
-    return Evaluation(
-        ranking.scope.graph, ranking.task.triples, tail_B, ranking.main.result(), scores_B, report
-    )
+    scope, task = ranking.scope, ranking.task
+    ranks, tail_B = ranking.main.result(), task.queries.tail_B
+    return Evaluation(scope.graph, task.triples, tail_B, ranks, ranking.scores_B, report)
 
 
 def report_of(

@@ -22,14 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, check_finite
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray, check_finite
 from kgmlm.core.errors import DataError, first_line, quoted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import TARGETS
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
 
 RankType = Literal["optimistic", "realistic", "pessimistic"]
 RANK_TYPES: tuple[RankType, ...] = ("optimistic", "realistic", "pessimistic")
@@ -82,9 +81,7 @@ class Ranks:
 
 
 def rank_answers(
-    scores_BN: torch.Tensor,
-    answers_B: torch.Tensor,
-    known: tuple[torch.Tensor, torch.Tensor] | None = None,
+    scores_BN: Floats, answers_B: IntArray, known: tuple[IntArray, IntArray] | None = None
 ) -> Ranks:
     """Rank each answer among N candidates, the other known answers filtered out.
 
@@ -96,28 +93,27 @@ def rank_answers(
     Raises:
         ModelError: when a score is not finite.
 
-    >>> import torch
-    >>> r = rank_answers(torch.tensor([[0.9, 0.5, 0.5, 0.5, 0.1]]), torch.tensor([1]))
+    >>> r = rank_answers(np.array([[0.9, 0.5, 0.5, 0.5, 0.1]], np.float32), np.array([1]))
     >>> r.optimistic_B.item(), r.pessimistic_B.item(), r.candidates_B.item()
     (2, 4, 5)
     """
-    import torch
-
     check_finite(scores_BN)
     b, n = scores_BN.shape
-    true_B1 = scores_BN.gather(1, answers_B[:, None])
+    # 1) among all candidates
+    true_B1 = np.take_along_axis(scores_BN, answers_B[:, None], 1)
     higher_B = (scores_BN > true_B1).sum(1)
     at_least_B = (scores_BN >= true_B1).sum(1)
-    candidates_B = torch.full((b,), n, device=scores_BN.device)
+    candidates_B = np.full(b, n)
+    # 2) less the other known answers
     if known is not None:
         rows, columns = known
         others = columns != answers_B[rows]
         rows, columns = rows[others], columns[others]
         known_scores, true = scores_BN[rows, columns], true_B1[rows, 0]
-        higher_B = higher_B - torch.bincount(rows[known_scores > true], minlength=b)
-        at_least_B = at_least_B - torch.bincount(rows[known_scores >= true], minlength=b)
-        candidates_B = candidates_B - torch.bincount(rows, minlength=b)
-    return Ranks(*(x.cpu().numpy() for x in (higher_B + 1, at_least_B, candidates_B)))
+        higher_B -= np.bincount(rows[known_scores > true], minlength=b)
+        at_least_B -= np.bincount(rows[known_scores >= true], minlength=b)
+        candidates_B -= np.bincount(rows, minlength=b)
+    return Ranks(higher_B + 1, at_least_B, candidates_B)
 
 
 def half_interval(reciprocal_B: FloatArray) -> float:
@@ -348,7 +344,7 @@ def write_ranks(
     triples: IntArray,
     tail_B: BoolArray,
     ranks: Ranks,
-    scores_B: FloatArray,
+    scores_B: Floats,
     scores_digest: str = "",
     *,
     follow: bool = False,

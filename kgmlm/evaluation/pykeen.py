@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kgmlm.core.arrays import BoolArray, numpy
+from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import QueryError
 from kgmlm.evaluation.metrics import HITS_AT, RANK_TYPES, SIDES, Ranks
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -90,7 +90,7 @@ def to_pykeen_model(predictor: Predictor, *, allow_self: bool = True) -> Model:
             )
             scores = torch.empty(len(queries), len(predictor.graph.entities))
             for rows, part in ranker.rank(queries):
-                scores[rows] = torch.from_numpy(numpy(part))
+                scores[rows] = torch.from_numpy(part)
             return scores if ids is None else scores[:, ids]
 
         def score_t(

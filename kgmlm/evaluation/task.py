@@ -18,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import Protocol, is_expected
 from kgmlm.core.errors import ConfigError, DataError, counted
 from kgmlm.core.processes import ProcessGroup
@@ -383,28 +382,23 @@ class View:
         asked_B = np.tile(asked_T if among_T is None else asked_T & among_T, sides)
         return cls(ids, column_N, asked_B, np.zeros((3, len(asked_B)), np.int64))
 
-    def rank(self, scores_dN: torch.Tensor, part: Part) -> None:
+    def rank(self, scores_dN: Floats, part: Part) -> None:
         """Rank queries by the scores of the distinct ones, a few of them at a time."""
         asked = np.flatnonzero(self.asked_B[part.at])
         step = max(1, _COMPARED // scores_dN.shape[1])
         for start in range(0, len(asked), step):
             self._rank(scores_dN, part, asked[start : start + step])
 
-    def _rank(self, scores_dN: torch.Tensor, part: Part, some: IntArray) -> None:
+    def _rank(self, scores_dN: Floats, part: Part, some: IntArray) -> None:
         """Rank some of the queries of a part, all of which are asked."""
-        device = scores_dN.device
-        scores_bN = scores_dN[torch.from_numpy(part.group[some]).to(device)]
+        scores_bN = scores_dN[part.group[some]]
         if len(self.ids) < len(self.column_N):
-            scores_bN = scores_bN[:, torch.from_numpy(self.ids).to(device)]
+            scores_bN = scores_bN[:, self.ids]
         row_of = np.full(len(part.at), -1)
         row_of[some] = np.arange(len(some))
         rows, columns = row_of[part.known[0]], self.column_N[part.known[1]]
         use = (rows >= 0) & (columns >= 0)
-        ranks = rank_answers(
-            scores_bN,
-            torch.from_numpy(self.column_N[part.answers[some]]).to(device),
-            (torch.from_numpy(rows[use]).to(device), torch.from_numpy(columns[use]).to(device)),
-        )
+        ranks = rank_answers(scores_bN, self.column_N[part.answers[some]], (rows[use], columns[use]))
         self.ranks_3B[:, part.at[some]] = ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B
 
     def result(self) -> Ranks:
@@ -437,17 +431,15 @@ class _Drawn(View):
     first_B: IntArray
     protocol: Protocol
 
-    def rank(self, scores_dN: torch.Tensor, part: Part) -> None:
+    def rank(self, scores_dN: Floats, part: Part) -> None:
         at, answers, (rows, ids) = part.at, part.answers, part.known
         bounds = np.searchsorted(rows, np.arange(len(at) + 1))  # a filter index answers row by row
         for b in np.flatnonzero(self.asked_B[at]):
             seeds = [self.protocol.seed, int(self.first_B[at[b]])]  # whatever the batches
             rng = np.random.default_rng(seeds)
             drawn = self._negatives(rng, ids[bounds[b] : bounds[b + 1]], answers[b], self.own_B[at[b]])
-            few = torch.from_numpy(np.append(drawn, answers[b])).to(scores_dN.device)
-            ranks = rank_answers(
-                scores_dN[part.group[b], few][None], torch.tensor([len(drawn)], device=few.device)
-            )
+            few = np.append(drawn, answers[b])
+            ranks = rank_answers(scores_dN[part.group[b], few][None], np.array([len(drawn)]))
             self.ranks_3B[:, at[b]] = [
                 int(x[0]) for x in (ranks.optimistic_B, ranks.pessimistic_B, ranks.candidates_B)
             ]
@@ -485,9 +477,9 @@ def main_view(task: RankingTask, protocol: Protocol) -> View:
 
 
 def comparable_view(scope: Scope, triples: IntArray, protocol: Protocol) -> View | None:
-    """The view that PyKEEN would rank in, on the run's own graph."""
+    """The view that PyKEEN would rank in, on the run's own graph, where a protocol asks for it."""
     graph = scope.graph
-    if protocol.negatives or scope.other or not graph.seen_N.any():
+    if not protocol.pykeen or protocol.negatives or scope.other or not graph.seen_N.any():
         return None
     sides = 2 if protocol.side == "both" else 1
     return View.of(graph.seen_N, triples, _kept_by_pykeen(graph, triples), sides)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,7 +51,6 @@ from kgmlm.graphs.queries import (
     both_sides,
 )
 
-Floats = npt.NDArray[np.float32]
 if TYPE_CHECKING:
     import pandas as pd
     from pykeen.datasets import Dataset as PykeenDataset

@@ -16,23 +16,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, IntArray, like, top
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, top
 from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import FEATURES, compared, temperature_of
 from kgmlm.ranking.ranker import Ranker, Scorer
 from kgmlm.ranking.trees import Trees
-
-if TYPE_CHECKING:
-    import torch
 
 
 def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries:
@@ -301,32 +298,32 @@ class Completer:
 
     def _scored(
         self, queries: Queries, advance: Callable[[int], None]
-    ) -> Iterator[tuple[IntArray, torch.Tensor, Mapping[str, torch.Tensor]]]:
+    ) -> Iterator[tuple[IntArray, Floats, Mapping[str, Floats]]]:
         """(rows, scores, what each signal adds to them), batch by batch."""
         if not isinstance(self.scorer, Ranker):
             for rows, scores_bN in self.scorer.rank(queries, batch_size=self.batch_size, advance=advance):
                 yield rows, scores_bN, {}
             return
-        ranker, pool = self.scorer, self.scorer.pool()
+        ranker = self.scorer
         trees = ranker.stages.get(Trees.name)
         trees = trees.of_unseen() if isinstance(trees, Trees) else None
-        for rows, reading, said in ranker.signal_scores(queries, pool, self.batch_size, advance):
-            asked = queries[rows]
-            weights = {name: like(ranker.mixture.of(name, asked), x) for name, x in said.items()}
-            added = {name: weights[name][:, None] * x for name, x in said.items()}
-            scores_bN = ranker.combined(asked, said)
+        for rows, first in ranker.first_stage(queries, None, self.batch_size, advance):
+            added = {
+                name: ranker.mixture.of(name, first.queries)[:, None] * scores_bN
+                for name, scores_bN in first.signal_scores.items()
+            }
             if trees is not None:
-                scores_bN = trees.reranked(ranker, asked, scores_bN, pool, self.batch_size, reading=reading)
-            yield rows, scores_bN, added
+                first = trees.reranked(ranker, first, self.batch_size)
+            yield rows, first.scores_BN, added
 
     def _chosen(
-        self, queries: Queries, scores_BN: torch.Tensor, said: Mapping[str, torch.Tensor]
+        self, queries: Queries, scores_BN: Floats, said: Mapping[str, Floats]
     ) -> dict[str, np.ndarray]:
         """The candidates of a batch as columns; ``row`` is the query of each."""
-        others_BN = scores_BN.masked_fill(scores_BN <= MISSED, float("-inf"))  # that it is compared with
-        others_BN[_at(self.train.lookup(queries), scores_BN)] = float("-inf")
-        open_BN = others_BN.clone()
-        open_BN[_at(self.known.lookup(queries), scores_BN)] = float("-inf")
+        others_BN = np.where(scores_BN <= MISSED, np.float32(-np.inf), scores_BN)  # that it is compared with
+        others_BN[self.train.lookup(queries)] = -np.inf
+        open_BN = others_BN.copy()
+        open_BN[self.known.lookup(queries)] = -np.inf
         sets = [[_best(row_N, self.top) for row_N in values_BN] for values_BN in (others_BN, open_BN)]
         rows, ids = [], []
         for row, (hidden, open) in enumerate(zip(*sets, strict=True)):
@@ -336,7 +333,6 @@ class Completer:
         members = [{(row, i) for row, of_row in enumerate(found) for i in of_row} for found in sets]
         pairs = list(zip(rows, ids, strict=True))
         row_n, id_n = np.array(rows, np.int64), np.array(ids, np.int64)
-        at = _at((row_n, id_n), scores_BN)
         columns = {
             "row": row_n,
             "id": id_n,
@@ -346,7 +342,7 @@ class Completer:
         found = compared(scores_BN, others_BN, row_n, id_n, temperature_of(self.scorer))
         found["log_rank"] = np.log(found.pop("rank"))
         columns |= {name: found[name] for name in FEATURES}
-        return columns | {name: values[at].float().cpu().numpy() for name, values in said.items()}
+        return columns | {name: added_BN[row_n, id_n] for name, added_BN in said.items()}
 
 
 def _only(part: pa.Table, kept: str, left: str) -> pa.Table:
@@ -356,16 +352,6 @@ def _only(part: pa.Table, kept: str, left: str) -> pa.Table:
     return rows.set_column(rows.column_names.index(left), left, none)
 
 
-def _at(pairs: tuple[IntArray, IntArray], like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    import torch
-
-    return tuple(torch.from_numpy(x).to(like.device) for x in pairs)
-
-
-def _best(scores_N: torch.Tensor, k: int) -> list[int]:
+def _best(scores_N: Floats, k: int) -> list[int]:
     """The k best of those that may be chosen."""
-    import torch
-
-    ids = top(scores_N, k)
-    finite = torch.isfinite(scores_N[ids]).tolist() if ids else []
-    return [i for i, there in zip(ids, finite, strict=True) if there]
+    return [i for i in top(scores_N, k) if np.isfinite(scores_N[i])]

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, like, numpy, where
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray
 from kgmlm.graphs.queries import FilterIndex, Groups, Queries, both_sides
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import compared
@@ -29,7 +29,7 @@ _TRIES = 20  # draws of each negative before it is left out: everything may be t
 
 
 def side_features(
-    scores_BN: Array,
+    scores_BN: Floats,
     rows: IntArray,
     ids: IntArray,
     known: tuple[IntArray, IntArray],
@@ -48,12 +48,10 @@ def side_features(
         cannot answer is as good as the worst that can.
     """
     possible_BN = scores_BN > MISSED
-    worst_B1 = -highest(where(possible_BN, -scores_BN, -np.inf), 1)[0]
-    worst_B1 = where(worst_B1 < np.inf, worst_B1, 0.0)
-    scores_BN = where(possible_BN, scores_BN, worst_B1)
-    taken_BN = np.zeros(tuple(scores_BN.shape), np.bool_)
-    taken_BN[known] = True
-    others_BN = where(like(taken_BN, scores_BN), -np.inf, scores_BN)
+    worst_B1 = np.min(scores_BN, 1, keepdims=True, initial=np.inf, where=possible_BN)
+    scores_BN = np.where(possible_BN, scores_BN, np.where(np.isfinite(worst_B1), worst_B1, 0))
+    others_BN = scores_BN.copy()
+    others_BN[known] = -np.inf
     found = compared(scores_BN, others_BN, rows, ids, temperature)
     log_rank_n = np.log(found["rank"])
     columns = {
@@ -100,7 +98,7 @@ def _scored(
     index: FilterIndex,
     batch_size: int,
     advance: Callable[[int, int], None],
-) -> Iterator[tuple[IntArray, IntArray, Array, Queries]]:
+) -> Iterator[tuple[IntArray, IntArray, Floats, Queries]]:
     """Each distinct query scored once: (row in the batch of some queries, their numbers, scores of the batch,
     its distinct queries).
     """
@@ -161,10 +159,9 @@ class Negatives:
             of_type = typed(query.relation, 2 if query.target == "tail" else 0)
             drawn[1, b] = self._one(rng, of_type if len(of_type) else every, never)
         for rows, at, scores_bN, _ in _scored(scorer, asked, self.known, batch_size, advance):
-            scores = numpy(scores_bN)
             for row, b in zip(rows, at, strict=True):
                 own = np.random.default_rng([self.seed, int(b)])  # whatever the batches
-                drawn[2, b] = _high(own, scores[row], taken[b])
+                drawn[2, b] = _high(own, scores_bN[row], taken[b])
         return self._replaced(triples, tail_B, drawn)
 
     @staticmethod
@@ -184,7 +181,7 @@ class Negatives:
         return found, of, kind
 
 
-def _high(rng: np.random.Generator, scores_N: FloatArray, never: IntArray) -> int:
+def _high(rng: np.random.Generator, scores_N: Floats, never: IntArray) -> int:
     """One of the best candidates that may be drawn and can answer, or -1."""
     possible = scores_N > MISSED
     possible[never] = False

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, numpy, some_of
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray, highest, some_of
 from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides, parts_of_pairs, triple_keys
@@ -225,7 +225,7 @@ def hidden_keys(graph: KnowledgeGraph) -> IntArray:
 
 
 def _examples(
-    lists: Iterable[tuple[IntArray, Array, IntArray | None]],
+    lists: Iterable[tuple[IntArray, Floats, IntArray | None]],
     graph: KnowledgeGraph,
     asked: Asked,
     hidden: IntArray,
@@ -244,9 +244,9 @@ def _examples(
     for at, scores_bC, ids_bC in lists:
         some = asked.queries[at]
         taken = columns_of(ids_bC, *graph.context.answers.lookup(some))
-        open_bC = numpy(scores_bC).copy()
+        open_bC = scores_bC.copy()
         open_bC[taken] = MISSED
-        values_bK, columns_bK = (numpy(x) for x in highest(open_bC, min(TOP, open_bC.shape[1])))
+        values_bK, columns_bK = highest(open_bC, min(TOP, open_bC.shape[1]))
         rows, places = np.nonzero(values_bK > MISSED)
         columns = columns_bK[rows, places]
         features, evidence, _ = list_features(some, scores_bC, taken, rows, columns, temperature)

@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import scipy.sparse as sp
 
-from kgmlm.core.arrays import Array, BoolArray, IntArray, put
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.tables import named_rows
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import TARGETS, Queries, Target, distinct_triples
 from kgmlm.signals.linked import Linked
-from kgmlm.signals.types import KEPT, EntityTypes, Floats, fills
+from kgmlm.signals.types import KEPT, EntityTypes, fills
 
 PLENTY = 10_000  # triples of a relation from which on they are not searched for repeats
 LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
@@ -428,10 +428,11 @@ class Possible:
             return allowed_BN[:, entity_ids]
         return np.take_along_axis(allowed_BN, np.maximum(entity_ids, 0), 1) | (entity_ids < 0)
 
-    def applied(self, scores_BN: Array, queries: Queries, entity_ids: IntArray | None = None) -> Array:
-        """Scores in which what cannot answer has :data:`IMPOSSIBLE`; the others are unchanged."""
+    def applied(self, scores_BN: Floats, queries: Queries, entity_ids: IntArray | None = None) -> Floats:
+        """A copy of scores in which what cannot answer has :data:`IMPOSSIBLE`."""
         if self.further:
             allowed_BN = self._among(self.allowed(queries), entity_ids)
-            return put(scores_BN, ~allowed_BN, IMPOSSIBLE)
-        rows, columns = self.forbidden(queries, entity_ids)
-        return put(scores_BN, (rows, columns), IMPOSSIBLE) if len(rows) else scores_BN
+            return np.where(allowed_BN, scores_BN, np.float32(IMPOSSIBLE))
+        scores_BN = scores_BN.copy()
+        scores_BN[self.forbidden(queries, entity_ids)] = IMPOSSIBLE
+        return scores_BN

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray, highest, like, logsumexp, numpy, where
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray, highest, logsumexp
 from kgmlm.core.digests import StrictModel
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
@@ -38,12 +38,12 @@ def temperature_of(scorer: Scorer) -> float:
 
 
 def compared(
-    scores_BN: Array, others_BN: Array, rows: IntArray, ids: IntArray, temperature: float = 1.0
+    scores_BN: Floats, others_BN: Floats, rows: IntArray, ids: IntArray, temperature: float = 1.0
 ) -> dict[str, FloatArray]:
     """Compare candidates of queries with the others that compete.
 
     Args:
-        scores_BN: of B queries, torch tensors or NumPy arrays.
+        scores_BN: of B queries.
         others_BN: the same, minus infinity where an entity does not compete.
         rows, ids: (n,) which candidates of which queries.
         temperature: scores divided by it are logits.
@@ -52,23 +52,22 @@ def compared(
         By name ``(n,)``, float64: the ``score``; its ``log_softmax``; its realistic ``rank``; and its
         ``margin`` above the best other candidate, 0 where nobody else competes.
     """
-    at = (like(rows, scores_BN), like(ids, scores_BN))
-    own_n1 = scores_BN[at][:, None]
-    score_n = numpy(own_n1)[:, 0].astype(np.float64)
-    among_n = np.isfinite(numpy(others_BN[at]))
+    own_n1 = scores_BN[rows, ids][:, None]
+    score_n = own_n1[:, 0].astype(np.float64)
+    among_n = np.isfinite(others_BN[rows, ids])
     above_n, equal_n = (np.empty(len(rows), np.int64) for _ in range(2))
     step = max(1, MAX_SCORES // others_BN.shape[1])
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
-        rivals_bN = others_BN[like(rows[some], others_BN)]
-        above_n[some] = numpy((rivals_bN > own_n1[some]).sum(1))
-        equal_n[some] = numpy((rivals_bN == own_n1[some]).sum(1))
-    best_BK = numpy(highest(others_BN, min(2, others_BN.shape[1]))[0]).astype(np.float64)
+        rivals_bN = others_BN[rows[some]]
+        above_n[some] = (rivals_bN > own_n1[some]).sum(1)
+        equal_n[some] = (rivals_bN == own_n1[some]).sum(1)
+    best_BK = highest(others_BN, min(2, others_BN.shape[1]))[0].astype(np.float64)
     first_n, second_n = best_BK[rows, 0], best_BK[rows, -1]
     rival_n = np.where(among_n & (above_n == 0) & (equal_n == 1), second_n, first_n)
     rival_n = np.where(np.isfinite(rival_n), rival_n, score_n)
     with np.errstate(invalid="ignore", divide="ignore"):  # where nobody competes
-        total_B = logsumexp(numpy(others_BN).astype(np.float64) / temperature)
+        total_B = logsumexp(others_BN.astype(np.float64) / temperature)
     logit_n, total_n = score_n / temperature, np.where(np.isfinite(first_n), total_B[rows], -np.inf)
     total_n = np.where(among_n, total_n, np.logaddexp(total_n, logit_n))
     return {
@@ -278,7 +277,7 @@ class ListCalibration(StrictModel):
     def probabilities(
         self,
         asked: Queries,
-        scores_BC: Array,
+        scores_BC: Floats,
         taken: tuple[IntArray, IntArray],
         rows: IntArray,
         columns: IntArray,
@@ -313,7 +312,7 @@ class ListCalibration(StrictModel):
 
 def list_features(
     asked: Queries,
-    scores_BC: Array,
+    scores_BC: Floats,
     taken: tuple[IntArray, IntArray],
     rows: IntArray,
     columns: IntArray,
@@ -326,10 +325,10 @@ def list_features(
         Features ``(n, 2, F)``, NaN at the side that is not asked; the evidence ``(n,)``; and which candidates
         can answer and are not in training.
     """
-    taken_BC = np.zeros(tuple(scores_BC.shape), np.bool_)
+    taken_BC = np.zeros(scores_BC.shape, np.bool_)
     taken_BC[taken] = True
-    out_BC = like(taken_BC, scores_BC) | (scores_BC <= MISSED)
-    others_BC = where(out_BC, -np.inf, scores_BC)
+    out_BC = taken_BC | (scores_BC <= MISSED)
+    others_BC = np.where(out_BC, np.float32(-np.inf), scores_BC)
     found = compared(scores_BC, others_BC, rows, columns, temperature)
     found["log_rank"] = np.log(np.maximum(found.pop("rank"), 1.0))
     features = np.full((len(rows), len(SIDES), len(FEATURES)), np.nan)
@@ -339,7 +338,7 @@ def list_features(
     is_new_B = np.ones(len(asked), np.bool_)
     is_new_B[taken[0]] = False
     evidence = np.where(is_new_B[rows], NEW, np.where(tail_n, TAIL, HEAD))
-    return features, evidence, ~numpy(out_BC)[rows, columns]
+    return features, evidence, ~out_BC[rows, columns]
 
 
 def columns_of(ids_BC: IntArray | None, rows: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:

@@ -16,19 +16,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
-from kgmlm.core.arrays import BoolArray, IntArray, complex_product, numpy
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, complex_product
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Queries, distinct_triples
-from kgmlm.ranking.ranker import Mixture, Ranker
-from kgmlm.signals.base import Pool
+from kgmlm.ranking.ranker import FirstStage, Mixture, Ranker
+from kgmlm.ranking.second_stage import Best
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
-from kgmlm.text.reader import Reading
-
-Floats = npt.NDArray[np.float32]
 
 MOST = 4096  # links of an entity that are followed; those of hubs are thinned evenly
 HELD = 2**24  # numbers of one kind about all entities that are held at once: 64 MB
@@ -76,12 +72,17 @@ class CandidateScores(NamedTuple):
     said: Mapping[str, Floats]
 
     @classmethod
-    def of(cls, ranker: Ranker, reading: Reading, ids_BK: IntArray, scores_BK: Floats) -> CandidateScores:
-        """The scores of candidates by all signals of a ranker that count."""
-        pool = Pool(len(ranker.context.entities), ids_BK)
-        names = [name for name in ranker.mixture.signals if name in ranker.signals]
-        said = {name: numpy(ranker.signal_score(name, reading, pool)) for name in names}
-        return cls(ids_BK, scores_BK, said)
+    def of(cls, first: FirstStage, best: Best, ids_BK: IntArray) -> CandidateScores:
+        """The scores of the best candidates by all signals that count.
+
+        Args:
+            ids_BK: of these; -1 where there is none.
+        """
+        said = {
+            name: np.take_along_axis(scores_BN, best.columns_BK, 1)
+            for name, scores_BN in first.signal_scores.items()
+        }
+        return cls(ids_BK, best.scores_BK, said)
 
     @classmethod
     def blank(cls, names: Sequence[str], shape: tuple[int, int]) -> CandidateScores:
@@ -376,11 +377,9 @@ class _Reversed(NamedTuple):
     @classmethod
     def of(cls, kge: KGE) -> _Reversed:
         """By the embeddings of a signal."""
-        entities_SD = numpy(kge.entities_SD)
+        entities_SD = kge.entities_SD
         compared = np.unique(np.linspace(0, len(entities_SD) - 1, COMPARED).astype(np.int64))
-        return cls(
-            entities_SD, numpy(kge.relations_RD), numpy(kge.rows_N), kge.relation_rows, entities_SD[compared]
-        )
+        return cls(entities_SD, kge.relations_RD, kge.rows_N, kge.relation_rows, entities_SD[compared])
 
     def features(self, queries: Queries, ids_BK: IntArray) -> Floats:
         """``(B, K, 2)``: log-probabilities of the query's entity given candidate and relation, and of the

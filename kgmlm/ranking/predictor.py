@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import Array, BoolArray, IntArray, numpy, put, top
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, top
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
@@ -225,8 +225,7 @@ class Predictor:
         if not len(ids):
             return []
         asked = Queries.of([query])
-        ((_, scores_1N),) = self.ranker.rank(asked)
-        scores_N = numpy(scores_1N[0])
+        ((_, (scores_N,)),) = self.ranker.rank(asked)
         known_ids = self._known.lookup(asked)[1]
         others_N = scores_N.copy()
         others_N[self._never(asked, novel)[1]] = float("-inf")
@@ -267,7 +266,7 @@ class Predictor:
         self,
         asked: Queries,
         ids: Sequence[Sequence[int]],
-        scores_BC: Array,
+        scores_BC: Floats,
         ids_BC: IntArray | None = None,
     ) -> list[list[float | None]]:
         """The probabilities of candidates of each query, best first; None where there are none.
@@ -295,10 +294,10 @@ class Predictor:
         """The average part of each signal in a score, over at most :data:`SAMPLE` entities."""
         asked, count = Queries.of([query]), len(self.graph.entities)
         pool = self.ranker.pool(np.arange(0, count, -(-count // SAMPLE)))
-        ((_, _, said),) = self.ranker.signal_scores(asked, pool)
+        ((_, _, signal_scores),) = self.ranker.signal_scores(asked, pool)
         return {
-            name: self.ranker.mixture.of(name, asked).item() * float(numpy(said_1N).mean())
-            for name, said_1N in said.items()
+            name: self.ranker.mixture.of(name, asked).item() * float(scores_1N.mean())
+            for name, scores_1N in signal_scores.items()
         }
 
     def _ranked(
@@ -308,7 +307,7 @@ class Predictor:
         novel: bool,
         batch_size: int,
         advance: Callable[[int], None],
-    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Array, IntArray | None]]:
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Floats, IntArray | None]]:
         """Ids and scores of each query, best first: a shortlist, or the k best of all; and the scores of all
         that compete, with their ids where these are not all entities.
         """
@@ -325,10 +324,9 @@ class Predictor:
                 yield rows, best, scores_BC, ids_BC
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
-            scores_BN = numpy(scores_BN)
-            never = self._never(queries[rows], novel)
-            ranked = put(scores_BN, never, float("-inf")) if len(never[0]) else scores_BN
-            ids = [top(row, k) for row in ranked]
+            ranked_BN = scores_BN.copy()
+            ranked_BN[self._never(queries[rows], novel)] = -np.inf
+            ids = [top(row, k) for row in ranked_BN]
             best = [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
             yield rows, best, scores_BN, None
 
@@ -345,7 +343,7 @@ class Predictor:
             columns["likelihood"] = [combine(of_tokens) for of_tokens in values]
         further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
         for name in further:
-            columns[name] = ranker.signal_score(name, reading, ranker.pool(ids))[0].tolist()
+            columns[name] = ranker.signals[name].score(reading, ranker.pool(ids))[0].tolist()
         weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
         stages = self._second(asked, ids, [p.score for p in predictions])
         trees = ranker.stages.get(Trees.name)
@@ -380,7 +378,7 @@ class Predictor:
             ranker = ranker.without_stage(name)
             ((_, before_1N),) = ranker.rank(asked)
             last = next(reversed(ranker.stages))
-            found[last] = (found[last][0], numpy(before_1N)[0, ids].tolist())
+            found[last] = (found[last][0], before_1N[0, ids].tolist())
         return found
 
     def because(self, query: Query, candidate: int) -> tuple[str, ...]:

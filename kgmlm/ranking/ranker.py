@@ -9,15 +9,16 @@ Shapes: S signals, R relations, B queries, N candidates.
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from kgmlm.core.arrays import Array, BoolArray, IntArray, at, check_finite, joined, like, put
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, check_finite
 from kgmlm.core.config import Settings
 from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.graph import ContextGraph
@@ -34,8 +35,7 @@ from kgmlm.text.tokenization import SpanTokenizer, Vocabulary
 MAX_SCORES = 2**25  # scores held at once: 128 MB
 LIMIT = 1e30  # scores stay under it, so that constraints.MISSED and IMPOSSIBLE rank below them
 BEST = 64  # largest scores that a softmax goes over; the others have next to no share of it
-Weights = npt.NDArray[np.float32]
-SignalScores = Mapping[str, Array]  # by signal, (B, N)
+SignalScores = Mapping[str, Floats]  # by signal, (B, N)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Mixture:
     ('vector',)
     """
 
-    tables: Mapping[str, Weights]
+    tables: Mapping[str, Floats]
     averages: Mapping[str, float]
 
     @classmethod
@@ -77,9 +77,9 @@ class Mixture:
         """The number of relations that there are weights of."""
         return len(next(iter(self.tables.values())))
 
-    def weighed(self, name: str, table_R2: Array, average: float) -> Mixture:
+    def weighed(self, name: str, weights_R2: npt.ArrayLike, average: float) -> Mixture:
         """A copy with other weights of a signal, or with one signal more."""
-        table_R2 = np.asarray(table_R2, np.float32)
+        table_R2 = np.asarray(weights_R2, np.float32)
         return Mixture({**self.tables, name: table_R2}, {**self.averages, name: average})
 
     def evenly(self, name: str, weight: float) -> Mixture:
@@ -110,41 +110,86 @@ class Mixture:
         }
         return Mixture(tables, self.averages)
 
-    def of(self, name: str, queries: Queries) -> Weights:
+    def of(self, name: str, queries: Queries) -> Floats:
         """The weights ``(B,)`` of a signal; 0 of one that it does not have."""
         if name not in self.tables:
             return np.zeros(len(queries), np.float32)
         return self.tables[name][queries.relation_B, queries.side_B]
 
-    def combine(self, said: Mapping[str, Array], queries: Queries) -> Array:
-        """The weighted sum ``(B, N)`` of what signals say of the candidates of B queries.
+    def combine(self, signal_scores: SignalScores, queries: Queries) -> Floats:
+        """The weighted sum ``(B, N)`` of the scores of signals for the candidates of B queries, a new array.
 
         Args:
-            said: of each signal that counts, ``(B, N)``, all on one device; others are passed over.
+            signal_scores: those of signals without a weight are passed over.
 
         Raises:
             ModelError: when a score is not finite.
         """
-        terms = []
-        for name, said_BN in said.items():
+        if not signal_scores:
+            raise ModelError("no signal says anything of these candidates")
+        total_BN = np.zeros_like(next(iter(signal_scores.values())))
+        for name, scores_BN in signal_scores.items():
             weight_B = self.of(name, queries)
-            if (weight_B == 1).all():
-                terms.append(said_BN)
-            elif weight_B.any():
-                terms.append(like(weight_B[:, None], said_BN) * said_BN)
-        if not terms:
-            if not said:
-                raise ModelError("no signal says anything of these candidates")
-            some = next(iter(said.values()))
-            return like(np.zeros(tuple(some.shape), np.float32), some)
-        scores_BN = sum(terms[1:], terms[0])
-        check_finite(scores_BN, LIMIT)
-        return scores_BN
+            if weight_B.any():
+                total_BN += scores_BN if (weight_B == 1).all() else weight_B[:, None] * scores_BN
+        check_finite(total_BN, LIMIT)
+        return total_BN
 
 
-def _evenly(weight: float, relations: int) -> Weights:
+def _evenly(weight: float, relations: int) -> Floats:
     """One weight ``(R, 2)`` for so many relations."""
     return np.full((relations, 2), weight, np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstStage:
+    """Queries whose candidates have scores, as second stages take and return it.
+
+    Attributes:
+        queries: B.
+        pool: their candidates.
+        scores_BN: of the first stage, with constraints, or after those second stages that it went through.
+        signal_scores: of each signal that counts ``(B, N)``, not weighed.
+        reading: the states of the queries.
+    """
+
+    queries: Queries
+    pool: Pool
+    scores_BN: Floats
+    signal_scores: SignalScores
+    reading: Reading
+
+    def with_scores(self, scores_BN: Floats) -> FirstStage:
+        """A copy with other scores."""
+        return replace(self, scores_BN=scores_BN)
+
+    def take(self, rows: IntArray) -> FirstStage:
+        """Some of the queries."""
+        ids = self.pool.ids
+        return FirstStage(
+            self.queries[rows],
+            self.pool if ids is None or not self.pool.own else Pool(self.pool.count, ids[rows]),
+            self.scores_BN[rows],
+            {name: scores_BN[rows] for name, scores_BN in self.signal_scores.items()},
+            self.reading.take(rows),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[FirstStage]) -> FirstStage:
+        """Several batches of the same pool behind each other."""
+        sizes = np.cumsum([0, *(len(part.queries) for part in parts)])
+        rows = [np.arange(*bounds) for bounds in itertools.pairwise(sizes)]
+        reading = Reading.joined([(at, part.reading) for at, part in zip(rows, parts, strict=True)])
+        return cls(
+            reading.queries,
+            parts[0].pool,
+            np.concatenate([part.scores_BN for part in parts]),
+            {
+                name: np.concatenate([part.signal_scores[name] for part in parts])
+                for name in parts[0].signal_scores
+            },
+            reading,
+        )
 
 
 class SecondStage(Protocol):
@@ -163,21 +208,15 @@ class SecondStage(Protocol):
     def reranked(
         self,
         ranker: Ranker,
-        queries: Queries,
-        scores_BN: Array,
-        pool: Pool,
+        first: FirstStage,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
-        reading: Reading | None = None,
-    ) -> Array:
-        """Scores with what this stage adds to the best of each query; these stay ahead of the rest.
+    ) -> FirstStage:
+        """Add the scores of this stage to the best candidates of each query; these stay ahead of the rest.
 
         Args:
             ranker: whose first stage the scores are of.
             advance: called with how many of how many distinct queries have just been scored.
-            free_B: queries whose scores have no constraints on what can answer; None is no query.
-            reading: the states of the queries, where they have been read already.
         """
 
     def used(self, use: Use) -> SecondStage:
@@ -233,15 +272,15 @@ class Ranker:
     @property
     def likelihood(self) -> Likelihood:
         """The likelihood signal, which every ranker has."""
-        found = self.signals["likelihood"]
-        assert isinstance(found, Likelihood)
-        return found
+        likelihood = self.signals["likelihood"]
+        assert isinstance(likelihood, Likelihood)
+        return likelihood
 
     @property
     def vectors(self) -> EntityVectors | None:
         """The vectors of entities, where there are any."""
-        found = self.signals.get("vector")
-        return found.vectors if isinstance(found, Vector) else None
+        signal = self.signals.get("vector")
+        return signal.vectors if isinstance(signal, Vector) else None
 
     @property
     def truncated_N(self) -> BoolArray:
@@ -266,7 +305,7 @@ class Ranker:
         if vectors is None:
             return self
         signals = {n: s.aided(vectors) if isinstance(s, Aided) else s for n, s in self.signals.items()}
-        return self.replace(signals=signals, possible=self.possible.aided(vectors.array))
+        return self.replace(signals=signals, possible=self.possible.aided(lambda: vectors.all))
 
     def over(self, context: ContextGraph) -> Self:
         """A copy for another graph."""
@@ -323,29 +362,27 @@ class Ranker:
         text = self.reads(asked)
         size = max(1, min(batch_size, MAX_SCORES // max(1, pool.width)))
         for rows, reading in self.reader.readings(queries, size, advance, text=text):
-            yield rows, reading, {name: self.signal_score(name, reading, pool) for name in asked}
+            yield rows, reading, {name: signal.score(reading, pool) for name, signal in asked.items()}
 
     def reads(self, names: Iterable[str] | None = None) -> bool:
         """Return whether any of some signals reads a query's text; None is those that count."""
         return any(self.signals[n].reads for n in names or self.mixture.signals if n in self.signals)
 
-    def signal_score(self, name: str, reading: Reading, pool: Pool) -> Array:
-        """The scores of one signal, ``(B, N)`` or ``(B, K)``, on the model's device."""
-        model = self.reader.model
-        with model.inference():
-            return at(model.device, self.signals[name].score(reading, pool))
-
     def combined(
-        self, queries: Queries, said: SignalScores, pool: Pool | None = None, mixture: Mixture | None = None
-    ) -> Array:
-        """The first stage: the weighted sum ``(B, N)``, with ``constraints.IMPOSSIBLE`` for what
-        cannot answer.
+        self,
+        queries: Queries,
+        signal_scores: SignalScores,
+        pool: Pool | None = None,
+        mixture: Mixture | None = None,
+    ) -> Floats:
+        """The scores of the first stage: the weighted sum ``(B, N)``, with ``constraints.IMPOSSIBLE`` for
+        what cannot answer.
 
         Args:
             mixture: other weights than the ranker's.
         """
-        ids = None if pool is None else pool.ids
-        return self.possible.applied((mixture or self.mixture).combine(said, queries), queries, ids)
+        scores_BN = (mixture or self.mixture).combine(signal_scores, queries)
+        return self.possible.applied(scores_BN, queries, None if pool is None else pool.ids)
 
     @property
     def reranks(self) -> bool:
@@ -401,19 +438,14 @@ class Ranker:
 
     def reranked(
         self,
-        queries: Queries,
-        scores_BN: Array,
-        pool: Pool | None = None,
+        first: FirstStage,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
-        reading: Reading | None = None,
-    ) -> Array:
-        """Scores after all second stages; arguments as of :meth:`SecondStage.reranked`."""
-        pool = pool or self.pool()
+    ) -> FirstStage:
+        """The scores after all second stages; arguments as of :meth:`SecondStage.reranked`."""
         for stage in self.stages.values():
-            scores_BN = stage.reranked(self, queries, scores_BN, pool, batch_size, advance, free_B, reading)
-        return scores_BN
+            first = stage.reranked(self, first, batch_size, advance)
+        return first
 
     def rank(
         self,
@@ -421,7 +453,7 @@ class Ranker:
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, Array]]:
+    ) -> Iterator[tuple[IntArray, Floats]]:
         """Score B queries against candidates, in batches and in no set order.
 
         Args:
@@ -429,98 +461,73 @@ class Ranker:
             advance: called with the number of queries done, for progress bars.
 
         Yields:
-            (rows of ``queries``, scores ``(b, N)``), float32 on the model's device.
+            (rows of ``queries``, scores ``(b, N)``).
         """
-        for rows, scores_bN, _ in self.scored(queries, entity_ids, batch_size, advance):
-            yield rows, scores_bN
+        for rows, ranked in self.ranked(queries, self.pool(entity_ids), batch_size, advance):
+            yield rows, ranked.scores_BN
 
-    def scored(
+    def ranked(
         self,
         queries: Queries,
-        entity_ids: IntArray | None = None,
+        pool: Pool | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, Array, Reading]]:
-        """As :meth:`rank`, and beside the scores the states of the queries."""
-        pool = self.pool(entity_ids)
-        for rows, scores_bN, _, reading, back in self._first(queries, pool, batch_size, advance):
-            found = self.reranked(queries[rows], scores_bN, pool, batch_size, back, reading=reading)
-            yield rows, found, reading
+    ) -> Iterator[tuple[IntArray, FirstStage]]:
+        """As :meth:`rank`, with all that second stages go by: (rows of ``queries``, these after all stages).
 
-    def rank_both(
-        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
-    ) -> Iterator[tuple[IntArray, Array, Array]]:
-        """Score all entities as :meth:`rank` does, with and without constraints on what can
-        answer, from the same forward passes.
+        For reverse scoring, many queries of one relation come at once, as they share candidates.
         """
-        pool = self.pool()
-        for rows, scores_bN, free_bN, reading, back in self._first(queries, pool, batch_size, advance):
-            if not self.reranks:
-                yield rows, scores_bN, free_bN
-                continue
-            # What cannot answer may take a place among the best.
-            constrained = np.flatnonzero(self.possible.constrained_B(queries[rows]))
-            twice = np.concatenate([np.arange(len(rows)), constrained])
-            if len(constrained):
-                scores_bN = joined([scores_bN, free_bN[like(constrained, free_bN)]])
-            free_B = np.arange(len(twice)) >= len(rows)
-            again = reading.take(twice)
-            found = self.reranked(queries[rows[twice]], scores_bN, pool, batch_size, back, free_B, again)
-            own_bN, freed = found[: len(rows)], found[len(rows) :]
-            yield rows, own_bN, put(own_bN, constrained, freed) if len(constrained) else own_bN
-
-    def _first(
-        self, queries: Queries, pool: Pool, batch_size: int, advance: Callable[[int], None]
-    ) -> Iterator[tuple[IntArray, Array, Array, Reading, Callable[[int, int], None]]]:
-        """Score queries by the first stage.
-
-        Yields rows of queries, their scores, the same without constraints, their states, and a function that
-        reverse scoring calls with (candidates done, all). For reverse scoring, many queries of one relation
-        come at once, as they share candidates.
-        """
+        pool = pool or self.pool()
         if "reverse" not in self.stages:
-            for rows, reading, said in self.signal_scores(queries, pool, batch_size, advance):
-                asked = queries[rows]
-                free_bN = self.mixture.combine(said, asked)
-                found_bN = self.possible.applied(free_bN, asked, pool.ids)
-                yield rows, found_bN, free_bN, reading, lambda n, total: None
+            for rows, first in self.first_stage(queries, pool, batch_size, advance):
+                yield rows, self.reranked(first, batch_size)
             return
         order = np.lexsort((queries.side_B, queries.relation_B))
         size = max(1, MAX_SCORES // 2 // max(1, pool.width))
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            found = [
-                (rows, of, self.mixture.combine(said, queries[part[rows]]))
-                for rows, of, said in self.signal_scores(queries[part], pool, batch_size)
-            ]
-            within = np.concatenate([at for at, _, _ in found])
-            rows = part[within]
-            reading = Reading.joined([(at, of) for at, of, _ in found]).take(within)
-            free_bN = joined([scores_bN for _, _, scores_bN in found])
-            told = _QueryProgress(len(rows), advance)
-            yield rows, self.possible.applied(free_bN, queries[rows], pool.ids), free_bN, reading, told
-            told.end()
+            batches = list(self.first_stage(queries[part], pool, batch_size))
+            rows = part[np.concatenate([within for within, _ in batches])]
+            progress = _QueryProgress(len(rows), advance)
+            yield (
+                rows,
+                self.reranked(FirstStage.joined([first for _, first in batches]), batch_size, progress),
+            )
+            progress.end()
+
+    def first_stage(
+        self,
+        queries: Queries,
+        pool: Pool | None = None,
+        batch_size: int = 64,
+        advance: Callable[[int], None] = lambda n: None,
+    ) -> Iterator[tuple[IntArray, FirstStage]]:
+        """Score queries by the first stage, in batches: (rows of ``queries``, these with their scores)."""
+        pool = pool or self.pool()
+        for rows, reading, signal_scores in self.signal_scores(queries, pool, batch_size, advance):
+            scores_bN = self.combined(queries[rows], signal_scores, pool)
+            yield rows, FirstStage(queries[rows], pool, scores_bN, signal_scores, reading)
 
 
 class _QueryProgress:
     """Turns progress over the candidates of some queries into progress over these queries."""
 
     def __init__(self, count: int, advance: Callable[[int], None]) -> None:
-        self.count, self.advance, self.asked, self.told = count, advance, 0, 0
+        self.count, self.advance, self.asked, self.reported = count, advance, 0, 0
 
     def __call__(self, n: int, total: int) -> None:
         """So many more of so many candidates are done."""
         self.asked += n
-        self._tell(self.count * self.asked // total)
+        self._report(self.count * self.asked // total)
 
     def end(self) -> None:
         """All are."""
-        self._tell(self.count)
+        self._report(self.count)
 
-    def _tell(self, reached: int) -> None:
-        if reached > self.told:
-            self.advance(reached - self.told)
-            self.told = reached
+    def _report(self, reached: int) -> None:
+        if reached > self.reported:
+            self.advance(reached - self.reported)
+            self.reported = reached
 
 
 class Scorer(Protocol):
@@ -548,13 +555,8 @@ class Scorer(Protocol):
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, Array]]:
+    ) -> Iterator[tuple[IntArray, Floats]]:
         """(rows of ``queries``, scores ``(b, N)``), float32 and finite."""
-
-    def rank_both(
-        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
-    ) -> Iterator[tuple[IntArray, Array, Array]]:
-        """As :meth:`rank`, and beside the scores those without constraints."""
 
 
 class PlainScorer(ABC):
@@ -563,7 +565,7 @@ class PlainScorer(ABC):
     Example:
         >>> class Alike(PlainScorer):
         ...     def score(self, queries):
-        ...         return torch.zeros(len(queries), self.entities)
+        ...         return np.zeros((len(queries), self.entities), np.float32)
     """
 
     def __init__(self, entities: int, relations: int) -> None:
@@ -572,7 +574,7 @@ class PlainScorer(ABC):
         self.truncated_N: BoolArray = np.zeros(entities, np.bool_)
 
     @abstractmethod
-    def score(self, queries: Queries) -> Array:
+    def score(self, queries: Queries) -> Floats:
         """Scores ``(B, N)``."""
 
     def unconstrained(self) -> PlainScorer:
@@ -589,20 +591,13 @@ class PlainScorer(ABC):
         entity_ids: IntArray | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda n: None,
-    ) -> Iterator[tuple[IntArray, Array]]:
+    ) -> Iterator[tuple[IntArray, Floats]]:
         """As :meth:`Scorer.rank`."""
         for start in range(0, len(queries), batch_size):
             rows = np.arange(start, min(start + batch_size, len(queries)))
             scores_bN = self.score(queries[rows])
-            yield rows, scores_bN if entity_ids is None else scores_bN[:, like(entity_ids, scores_bN)]
+            yield rows, scores_bN if entity_ids is None else scores_bN[:, entity_ids]
             advance(len(rows))
-
-    def rank_both(
-        self, queries: Queries, batch_size: int = 64, advance: Callable[[int], None] = lambda n: None
-    ) -> Iterator[tuple[IntArray, Array, Array]]:
-        """As :meth:`Scorer.rank_both`."""
-        for rows, scores_bN in self.rank(queries, None, batch_size, advance):
-            yield rows, scores_bN, scores_bN
 
 
 def unit(name: str, settings: Settings) -> float:

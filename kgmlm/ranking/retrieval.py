@@ -21,19 +21,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kgmlm.core import digests, files
-from kgmlm.core.arrays import Array, IntArray, check_finite, numpy
+from kgmlm.core.arrays import Floats, IntArray, check_finite
 from kgmlm.core.errors import ConfigError, RunError, first_line, quoted
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import Ranker, Scorer
+from kgmlm.ranking.ranker import FirstStage, Ranker, Scorer
 from kgmlm.signals.base import Pool
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.text.reader import Reading
 
-Floats = npt.NDArray[np.float32]
 BUILDS = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu11", "faiss-gpu-cu12")
 _CHUNK = 2**25  # floats of entity vectors made at once: 128 MB
 _POINTS = 40  # training vectors a cell of an inverted file; FAISS wants 39
@@ -395,13 +393,13 @@ def searched(ranker: Ranker) -> Searched:
     vectors, biencoder = ranker.vectors, ranker.signals.get(Biencoder.name)
 
     def of_span(reading: Reading) -> Floats:
-        vector_BD = reading.span.vector_BD
+        vector_BD = reading.states.vector_BD
         assert vector_BD is not None
         check_finite(vector_BD)
-        return numpy(vector_BD)
+        return vector_BD
 
     if vectors is not None:
-        return Searched("vector", vectors.source.width, lambda ids: numpy(vectors.of(ids)), of_span)
+        return Searched("vector", vectors.source.width, vectors.of, of_span)
     if isinstance(biencoder, Biencoder):
         return Searched(biencoder.name, biencoder.width, biencoder.vectors_of, biencoder.asked)
     raise ConfigError(NOT_SEARCHED)
@@ -415,10 +413,9 @@ class Retrieval(NamedTuple):
     visited: int | None = None
 
 
-@torch.inference_mode()
 def shortlist(
     ranker: Ranker, reading: Reading, retrieval: Retrieval, batch_size: int = 64
-) -> tuple[IntArray, torch.Tensor]:
+) -> tuple[IntArray, Floats]:
     """The K best that an index finds, scored exactly: ids and scores ``(B, K)``, best first.
 
     The index is asked for some more, since its own scores are approximate. It finds by one signal; the others
@@ -432,15 +429,19 @@ def shortlist(
     ids_BK = _found(ranker, reading, retrieval)
     ids_BK[ranker.possible.forbidden(queries, ids_BK)] = -1  # what cannot answer takes no place
     pool = Pool(len(ranker.context.entities), ids_BK)
-    mixture = ranker.mixture
-    said = {n: ranker.signal_score(n, reading, pool) for n in ranker.signals if n in mixture.signals}
-    scores_BK = mixture.combine(said, queries)
-    scores_BK[torch.from_numpy(~pool.there).to(scores_BK.device)] = MISSED
-    ids_BK, scores_BK = _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK)[:, : retrieval.k])
+    counting = [name for name in ranker.mixture.signals if name in ranker.signals]
+    signal_scores = {name: ranker.signals[name].score(reading, pool) for name in counting}
+    scores_BK = ranker.mixture.combine(signal_scores, queries)
+    scores_BK[~pool.there] = MISSED
+    order_BK = _order(ids_BK, scores_BK)[:, : retrieval.k]
+    ids_BK, scores_BK = np.take_along_axis(ids_BK, order_BK, 1), np.take_along_axis(scores_BK, order_BK, 1)
     if not ranker.reranks:
         return ids_BK, scores_BK
-    scores_BK = ranker.reranked(queries, scores_BK, Pool(pool.count, ids_BK), batch_size, reading=reading)
-    return _taken(ids_BK, scores_BK, _order(ids_BK, scores_BK))
+    signal_scores = {name: np.take_along_axis(x, order_BK, 1) for name, x in signal_scores.items()}
+    first = FirstStage(queries, Pool(pool.count, ids_BK), scores_BK, signal_scores, reading)
+    scores_BK = ranker.reranked(first, batch_size).scores_BN
+    order_BK = _order(ids_BK, scores_BK)
+    return np.take_along_axis(ids_BK, order_BK, 1), np.take_along_axis(scores_BK, order_BK, 1)
 
 
 def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
@@ -453,21 +454,14 @@ def _found(ranker: Ranker, reading: Reading, retrieval: Retrieval) -> IntArray:
         return retriever.search(asked_BD, most, retrieval.visited).ids_BK
     ids_BM = retriever.search(asked_BD, min(max(LOOKED_AT, most), count), retrieval.visited).ids_BK
     pool = Pool(count, ids_BM)
-    cosines_BM = numpy(ranker.signal_score(by.name, reading, pool))
+    cosines_BM = ranker.signals[by.name].score(reading, pool)
     cosines_BM[~pool.there] = -np.inf
     return np.take_along_axis(ids_BM, np.argsort(-cosines_BM, 1, kind="stable")[:, :most], 1)
 
 
-def _order(ids_BK: IntArray, scores_BK: torch.Tensor) -> IntArray:
+def _order(ids_BK: IntArray, scores_BK: Floats) -> IntArray:
     """Best first, equal scores by id."""
-    return np.lexsort((ids_BK, -scores_BK.cpu().numpy()))
-
-
-def _taken(ids_BK: IntArray, scores_BK: torch.Tensor, order: IntArray) -> tuple[IntArray, torch.Tensor]:
-    """Ids and scores in an order of each row's own."""
-    return np.take_along_axis(ids_BK, order, 1), scores_BK.gather(
-        1, torch.from_numpy(order).to(scores_BK.device)
-    )
+    return np.lexsort((ids_BK, -scores_BK))
 
 
 def lists_of(
@@ -476,7 +470,7 @@ def lists_of(
     retrieval: Retrieval | None,
     batch_size: int = 64,
     advance: Callable[[int], None] = lambda n: None,
-) -> Iterator[tuple[IntArray, Array, IntArray | None]]:
+) -> Iterator[tuple[IntArray, Floats, IntArray | None]]:
     """The candidates of queries and their scores, batch by batch.
 
     Yields:
@@ -491,53 +485,25 @@ def lists_of(
         yield rows, scores_bC, ids_bC
 
 
-def retrieve_and_rank(
-    ranker: Ranker,
-    queries: Queries,
-    retrieval: Retrieval,
-    batch_size: int = 64,
-    advance: Callable[[int], None] = lambda n: None,
-) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
-    """Scores by shortlist and exactly, from the same forward passes, to compare the two.
-
-    Yields:
-        (rows, scores ``(b, N)`` in which all that the shortlist lacks is
-        :data:`~kgmlm.ranking.constraints.MISSED`, exact scores).
-    """
-    for rows, reading, said in ranker.signal_scores(queries, None, batch_size, advance):
-        asked = queries[rows]
-        exact_BN = ranker.reranked(asked, ranker.combined(asked, said), None, batch_size, reading=reading)
-        ids_BK, scores_BK = shortlist(ranker, reading, retrieval, batch_size)
-        scores_BN = torch.full_like(exact_BN, MISSED)
-        found = torch.from_numpy(ids_BK >= 0).to(exact_BN.device)
-        ids = torch.from_numpy(ids_BK).to(exact_BN.device)
-        where = found.nonzero()[:, 0]
-        scores_BN[where, ids[found]] = scores_BK[found]
-        yield rows, ranker.possible.applied(scores_BN, asked), exact_BN
-
-
 def scores_of(
-    ranker: Scorer,
-    queries: Queries,
-    retrieval: Retrieval | None,
-    others: bool,
-    batch_size: int,
-) -> Iterator[tuple[IntArray, torch.Tensor, torch.Tensor]]:
-    """Scores of all entities, by shortlist where there is one.
+    ranker: Scorer, queries: Queries, retrieval: Retrieval | None, batch_size: int
+) -> Iterator[tuple[IntArray, Floats]]:
+    """Scores of all entities, by shortlist where there is an index.
 
     Yields:
-        (rows, scores ``(b, N)``, if asked for other scores of the same queries: beside those by shortlist the
-        exact ones, else those without constraints on what can answer).
+        (rows, scores ``(b, N)``, in which all that a shortlist lacks is
+        :data:`~kgmlm.ranking.constraints.MISSED`).
     """
-    if retrieval is not None:
-        assert isinstance(ranker, Ranker)
-        yield from retrieve_and_rank(ranker, queries, retrieval, batch_size)
+    if retrieval is None:
+        yield from ranker.rank(queries, batch_size=batch_size)
         return
-    if others and ranker.possible.constrained_B(queries).any():
-        yield from ranker.rank_both(queries, batch_size)
-        return
-    for rows, scores_BN in ranker.rank(queries, batch_size=batch_size):
-        yield rows, scores_BN, scores_BN
+    assert isinstance(ranker, Ranker)
+    for rows, scores_bC, ids_bC in lists_of(ranker, queries, retrieval, batch_size):
+        assert ids_bC is not None
+        scores_bN = np.full((len(rows), len(ranker.context.entities)), MISSED, np.float32)
+        at, columns = np.nonzero(ids_bC >= 0)
+        scores_bN[at, ids_bC[at, columns]] = scores_bC[at, columns]
+        yield rows, ranker.possible.applied(scores_bN, queries[rows])
 
 
 def added(ranker: Ranker, retriever: Retriever, ids: IntArray) -> Retriever:
@@ -578,7 +544,7 @@ def open_index(run: Path, ranker: Ranker, count: int) -> Retriever:
             f"{run / FOLDER} was made of another model or other entities than the run has now; build it "
             f"again with `kgmlm index {quoted(run)}`"
         )
-    if ranker.reader.model.device.type == "cuda":
+    if ranker.reader.model.gpu is not None:
         retriever = retriever.on_gpu()
     new = np.arange(count, len(ranker.context.entities))
     return added(ranker, retriever, new) if len(new) else retriever

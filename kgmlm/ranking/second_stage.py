@@ -12,34 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from kgmlm.core.arrays import (
-    Array,
-    BoolArray,
-    IntArray,
-    highest,
-    like,
-    logsumexp,
-    numpy,
-    put,
-    where,
-)
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, highest, logsumexp
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Groups, Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import BEST, Ranker, Use
+from kgmlm.ranking.ranker import BEST, FirstStage, Ranker, Use
 from kgmlm.signals.base import Pool
-from kgmlm.text.reader import Reading
-
-if TYPE_CHECKING:
-    pass
-
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +32,19 @@ class Best:
         columns_BK: which.
         scores_BK: their scores; minus infinity where there are fewer than K.
         left_B1: the best score that is left out; minus infinity where none is.
-        passed_BN: what was passed over, where the scores are.
+        passed_BN: what was passed over.
     """
 
     columns_BK: IntArray
     scores_BK: Floats
     left_B1: Floats
-    passed_BN: Array
+    passed_BN: BoolArray
 
     @classmethod
-    def of(cls, scores_BN: Array, k: int, passed_BN: Array) -> Best:
+    def of(cls, scores_BN: Floats, k: int, passed_BN: BoolArray) -> Best:
         """The best of scores ``(B, N)``; fewer than ``k`` columns where N is."""
-        open_BN = where(passed_BN, -np.inf, scores_BN)
-        values_BK, columns_BK = map(numpy, highest(open_BN, min(k + 1, open_BN.shape[1])))
+        open_BN = np.where(passed_BN, np.float32(-np.inf), scores_BN)
+        values_BK, columns_BK = highest(open_BN, min(k + 1, open_BN.shape[1]))
         left_B1 = np.full((len(values_BK), 1), -np.inf, np.float32)
         return cls(columns_BK, values_BK, left_B1, passed_BN).first(k)
 
@@ -84,7 +66,7 @@ class Best:
         """Ids of the columns, -1 where one is not to be reranked."""
         return np.where(self.chosen_BK, ids_BK, -1)
 
-    def reranked(self, scores_BN: Array, read_BK: Floats, weight: float) -> Array:
+    def reranked(self, scores_BN: Floats, read_BK: Floats, weight: float) -> Floats:
         """Scores with what reading adds to the chosen: 0 for the worst read, so that all stay ahead of the
         rest. What was passed over on the way to them gains as much as the best read, and keeps its lead.
         """
@@ -95,22 +77,22 @@ class Best:
         )
         gain_BK = np.where(chosen_BK, weight * (read_BK - least_B1), 0).astype(np.float32)
         rows_B1 = np.arange(len(gain_BK))[:, None]
-        at = (like(rows_B1, scores_BN), like(self.columns_BK, scores_BN))
-        raised_BN = put(scores_BN, at, scores_BN[at] + like(gain_BK, scores_BN))
-        leading_BN = self.passed_BN & (scores_BN >= like(last_B1, scores_BN))
-        return where(leading_BN, raised_BN + like(gain_BK.max(1, keepdims=True), scores_BN), raised_BN)
+        raised_BN = scores_BN.copy()
+        raised_BN[rows_B1, self.columns_BK] += gain_BK
+        leading_BN = self.passed_BN & (scores_BN >= last_B1)
+        np.add(raised_BN, gain_BK.max(1, keepdims=True), out=raised_BN, where=leading_BN)
+        return raised_BN
 
 
-def best_of(
-    context: ContextGraph, queries: Queries, scores_BN: Array, k: int, pool: Pool
-) -> tuple[Best, IntArray]:
+def best_of(context: ContextGraph, first: FirstStage, k: int) -> tuple[Best, IntArray]:
     """The K best candidates of each query, and their ids ``(B, K)``, -1 where there are fewer.
 
     They are taken before anything is filtered. Only what training triples answer already is passed over,
     which tells nothing of the answers that are asked for.
     """
-    passed_BN = like(_answered(context, queries, pool), scores_BN) | (scores_BN <= MISSED)
-    best = Best.of(scores_BN, k, passed_BN)
+    pool, passed_BN = first.pool, _answered(context, first.queries, first.pool)
+    passed_BN |= first.scores_BN <= MISSED
+    best = Best.of(first.scores_BN, k, passed_BN)
     ids_BK = best.columns_BK
     if pool.ids is not None:
         ids_BK = np.take_along_axis(pool.ids, ids_BK, 1) if pool.own else pool.ids[ids_BK]
@@ -153,20 +135,16 @@ class _OfTheBest(Used, ABC):
     def reranked(
         self,
         ranker: Ranker,
-        queries: Queries,
-        scores_BN: Array,
-        pool: Pool,
+        first: FirstStage,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
-        reading: Reading | None = None,
-    ) -> Array:
+    ) -> FirstStage:
         """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
         if not self.use.k:
-            return scores_BN
-        best, ids_BK = best_of(ranker.context, queries, scores_BN, self.use.k, pool)
-        found_BK = self.score(ranker, queries, best.to_read(ids_BK), batch_size, advance, free_B)
-        return best.reranked(scores_BN, found_BK, self.use.weight)
+            return first
+        best, ids_BK = best_of(ranker.context, first, self.use.k)
+        scores_BK = self.score(ranker, first.queries, best.to_read(ids_BK), batch_size, advance)
+        return first.with_scores(best.reranked(first.scores_BN, scores_BK, self.use.weight))
 
     @abstractmethod
     def score(
@@ -176,7 +154,6 @@ class _OfTheBest(Used, ABC):
         ids_BK: IntArray,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
     ) -> Floats:
         """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
 
@@ -194,32 +171,27 @@ class Conditional(_OfTheBest):
         ids_BK: IntArray,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
     ) -> Floats:
         """Mean log-likelihoods of the tokens of names, each given those before it, on the likelihood's scale.
 
         See :mod:`kgmlm.text.spelling`.
         """
-        import torch
+        from kgmlm.text.spelling import read_names
+        from kgmlm.text.torch_model import span_model
 
-        from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
-
-        reader, found_BK = ranker.reader, np.zeros(ids_BK.shape, np.float32)
-        span, tokens = reader.vocabulary.span_length, ranker.likelihood.softmax_tokens
+        reader, scores_BK = ranker.reader, np.zeros(ids_BK.shape, np.float32)
+        model = span_model(reader.model)
+        span, tokens = reader.vocabulary.span_length, reader.vocabulary.softmax_tokens
         width = max(1, min(NAMES, ids_BK.shape[1]))
         size = max(1, SPELLED // (2 * width * span) ** 2)
-        encoded = reader.encode(queries)
-        for rows, batch in reader.padded(encoded, min(size, batch_size)):
+        for rows, batch in reader.padded(reader.encode(queries), min(size, batch_size)):
             for start in range(0, ids_BK.shape[1], width):
-                columns = slice(start, start + width)
-                names = Spelled.of(reader.names, ids_BK[rows, columns], span).to(reader.model.device)
-                with torch.inference_mode():
-                    output = reader.model(batch, names=names.behind(batch))
-                    log_probs_bKL = spelled_log_probs(reader.model, output, names, tokens)
-                    scores_bK = spelled_scores(log_probs_bKL, names, reader.settings.scoring.normalization)
-                found_BK[rows, columns] = numpy(scores_bK)
+                ids_bK = ids_BK[rows, start : start + width]
+                scores_BK[rows, start : start + width] = read_names(
+                    model, batch, reader.names, ids_bK, tokens, reader.settings.scoring.normalization
+                )
             advance(len(rows), len(queries))
-        return found_BK
+        return scores_BK
 
 
 NAMES = 32  # that stand behind a text at once
@@ -240,7 +212,6 @@ class ReverseScoring(_OfTheBest):
         ids_BK: IntArray,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
     ) -> Floats:
         """Log-probability of each query's entity as the answer of its candidates; 0 where an id is -1.
 
@@ -250,23 +221,18 @@ class ReverseScoring(_OfTheBest):
         """
         row_P, column_P = np.nonzero(ids_BK >= 0)
         asked = queries[row_P]
-        free_P = np.zeros(len(row_P), np.bool_) if free_B is None else free_B[row_P]
         back = Queries(ids_BK[row_P, column_P], asked.relation_B, ~asked.tail_B)
         groups = Groups.of(ranker.context.answers.keys(back))
         distinct = back[groups.first]
         single = len(ranker.mixture.signals) == 1
         temperature = ranker.reader.settings.training.temperature if single else 1.0
         back_BK = np.zeros(ids_BK.shape, np.float32)
-        for rows, _, said in ranker.signal_scores(distinct, None, batch_size):
-            all_dN = ranker.mixture.combine(said, distinct[rows])
+        for rows, first in ranker.first_stage(distinct, None, batch_size):
+            scores_dN = first.scores_BN
+            best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
+            log_total_d = logsumexp(best_dK / temperature)
             at_p, of_p = groups.take(rows)
-            for free in np.unique(free_P[at_p]).tolist():
-                scores_dN = all_dN if free else ranker.possible.applied(all_dN, distinct[rows])
-                best_dK, _ = highest(scores_dN, min(BEST, scores_dN.shape[1]))
-                whole_d = logsumexp(numpy(best_dK) / temperature)
-                mine = free_P[at_p] == free
-                at_m, of_m = at_p[mine], of_p[mine]
-                found_m = numpy(scores_dN[of_m, asked.entity_B[at_m]]) / temperature - whole_d[of_m]
-                back_BK[row_P[at_m], column_P[at_m]] = temperature * np.maximum(found_m, FLOOR)
+            log_probs_p = scores_dN[of_p, asked.entity_B[at_p]] / temperature - log_total_d[of_p]
+            back_BK[row_P[at_p], column_P[at_p]] = temperature * np.maximum(log_probs_p, FLOOR)
             advance(len(rows), len(distinct))
         return back_BK

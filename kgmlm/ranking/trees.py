@@ -22,14 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kgmlm.core import files
-from kgmlm.core.arrays import Array, BoolArray, FloatArray, IntArray
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.queries import Queries, parts_of_pairs
-from kgmlm.ranking.pair_features import CandidateScores, Floats, PairFeatures, blocks_of, group_of
-from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.second_stage import Used, best_of
-from kgmlm.signals.base import Pool
-from kgmlm.text.reader import Reading
+from kgmlm.ranking.pair_features import CandidateScores, PairFeatures, blocks_of, group_of
+from kgmlm.ranking.ranker import FirstStage, Ranker, Use
+from kgmlm.ranking.second_stage import Best, Used, best_of
 
 MOST_LEAVES = 16  # of a tree: they are the bits of a number
 AT_ONCE = 2**24  # splits that are looked at at once, of all pairs
@@ -157,38 +155,27 @@ class Trees(Used):
     def reranked(
         self,
         ranker: Ranker,
-        queries: Queries,
-        scores_BN: Array,
-        pool: Pool,
+        first: FirstStage,
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        free_B: BoolArray | None = None,
-        reading: Reading | None = None,
-    ) -> Array:
+    ) -> FirstStage:
         """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
-        if not self.use.k or not len(queries):
-            return scores_BN
-        best, ids_BK = best_of(ranker.context, queries, scores_BN, self.use.k, pool)
-        features_BKF = self.features(
-            ranker, queries, best.to_read(ids_BK), best.scores_BK, batch_size, reading
-        )
-        trees_BK = self.scores(queries, best.to_read(ids_BK), features_BKF)
-        return best.reranked(scores_BN, trees_BK, self.use.weight)
+        if not self.use.k or not len(first.queries):
+            return first
+        best, ids_BK = best_of(ranker.context, first, self.use.k)
+        ids_BK = best.to_read(ids_BK)
+        features_BKF = self.features(ranker, first, best, ids_BK, batch_size)
+        trees_BK = self.scores(first.queries, ids_BK, features_BKF)
+        return first.with_scores(best.reranked(first.scores_BN, trees_BK, self.use.weight))
 
     def features(
-        self,
-        ranker: Ranker,
-        queries: Queries,
-        ids_BK: IntArray,
-        scores_BK: Floats,
-        batch_size: int = 64,
-        reading: Reading | None = None,
+        self, ranker: Ranker, first: FirstStage, best: Best, ids_BK: IntArray, batch_size: int = 64
     ) -> Floats:
-        """The features of candidates ``(B, K, F)``.
+        """The features of the best candidates ``(B, K, F)``.
 
         Args:
-            ids_BK: which; -1 where there is none.
-            scores_BK: after the stages before.
+            first: after the stages before.
+            ids_BK: of these; -1 where there is none.
 
         Raises:
             RunError: where the ranker has other features than the trees were fitted to.
@@ -199,12 +186,11 @@ class Trees(Used):
         if kept.names != self.names:
             again = "`kgmlm tune RUN --add trees` fits them again"
             raise RunError(f"the trees were fitted to other signals; {again}")
-        reading = reading or ranker.reader.reading(queries, batch_size, text=ranker.reads())
-        found = np.zeros((*ids_BK.shape, len(self.names)), np.float32)
-        for at in blocks_of(len(queries), batch_size):
-            some = CandidateScores.of(ranker, reading.take(at), ids_BK[at], scores_BK[at])
-            found[at] = kept.of(queries[at], some, ranker.mixture)
-        return found
+        candidates = CandidateScores.of(first, best, ids_BK)
+        features_BKF = np.zeros((*ids_BK.shape, len(self.names)), np.float32)
+        for rows in blocks_of(len(first.queries), batch_size):
+            features_BKF[rows] = kept.of(first.queries[rows], candidates.take(rows), ranker.mixture)
+        return features_BKF
 
     def scores(self, queries: Queries, ids_BK: IntArray, features_BKF: Floats) -> Floats:
         """The trees' scores ``(B, K)`` of candidates; those of validation by the trees of the other half."""
@@ -223,11 +209,10 @@ class Trees(Used):
         Groups are as of :func:`~kgmlm.ranking.pair_features.group_of`; the sum is the score of the trees
         times their weight, less its mean over all candidates of the fit.
         """
-        before = ranker.without_stage(self.name)
-        ((_, scores_1N, reading),) = before.scored(queries)
-        best, ids_1K = best_of(ranker.context, queries, scores_1N, self.use.k, ranker.pool())
+        ((_, first),) = ranker.without_stage(self.name).ranked(queries)
+        best, ids_1K = best_of(ranker.context, first, self.use.k)
         ids_1K = best.to_read(ids_1K)
-        features_1KF = self.features(ranker, queries, ids_1K, best.scores_BK, reading=reading)
+        features_1KF = self.features(ranker, first, best, ids_1K)
         (there,) = np.nonzero(ids_1K[0] >= 0)
         added_PF = self.use.weight * self.forests["whole"].contributions(features_1KF[0, there])
         groups = [group_of(name) for name in self.names]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, highest
 from kgmlm.core.config import Protocol, Side, load_protocol
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import ENDS
@@ -205,8 +205,6 @@ def questions(ranked: Ranked, ranker: Ranker, at: IntArray) -> list[Question]:
         ranker: of the run that the ranks are of, over its graph.
         at: which of the 2n.
     """
-    import torch
-
     every, every_answer = ranked.asked
     queries, answers = every[at], every_answer[at]
     found: dict[int, Question] = {}
@@ -218,18 +216,15 @@ def questions(ranked: Ranked, ranker: Ranker, at: IntArray) -> list[Question]:
     ]
     counted = FilterIndex(np.concatenate(filtered), len(ranked.graph.entities))
     for rows, scores_bN in ranker.rank(queries, batch_size=_AT_ONCE):
-        scores_bN = scores_bN.cpu()
-        own = torch.from_numpy(answers[rows])
-        b, ids = (torch.from_numpy(x) for x in counted.lookup(queries[rows]))
-        now = rank_answers(scores_bN, own, (b, ids))
-        b, ids = (torch.from_numpy(x) for x in known.lookup(queries[rows]))
-        left_bN = scores_bN.clone()
-        left_bN[b, ids] = float("-inf")
-        left_bN[torch.arange(len(rows)), own] = float("-inf")
-        best_bk = left_bN.topk(min(_SHOWN, left_bN.shape[1]))
+        own = answers[rows]
+        now = rank_answers(scores_bN, own, counted.lookup(queries[rows]))
+        left_bN = scores_bN.copy()
+        left_bN[known.lookup(queries[rows])] = -np.inf
+        left_bN[np.arange(len(rows)), own] = -np.inf
+        best_bk, ids_bk = highest(left_bN, min(_SHOWN, left_bN.shape[1]))
         for i, row in enumerate(rows.tolist()):
             query, place = queries[row], int(at[row])
-            pairs = zip(best_bk.indices[i].tolist(), best_bk.values[i].tolist(), strict=True)
+            pairs = zip(ids_bk[i].tolist(), best_bk[i].tolist(), strict=True)
             others = [(e, score) for e, score in pairs if score > float("-inf")]
             before = tuple(e for e, score in others if score >= float(scores_bN[i, own[i]]))
             rank, of = float(ranked.realistic[place]), int(ranked.ranks.candidates_B[place])

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
-from kgmlm.core.arrays import cosines
+from kgmlm.core.arrays import Floats, highest
 from kgmlm.core.processes import join, shared_by, sharing
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
@@ -95,7 +94,7 @@ def build_index(
         read_together(ranker.vectors)
     if not world.main:
         return Retriever(Part(0, ids[:0], None), world.from_main())
-    vectors_ND = by.of(ids) if ranker.vectors is None else ranker.vectors.array()
+    vectors_ND = by.of(ids) if ranker.vectors is None else ranker.vectors.all
     cells = cells_of(count) if cells is None else cells
     part = entity_part(vectors_ND, ids, cells, seed, _counted(advance, count))
     sample = _queries(graph, seed)
@@ -138,7 +137,6 @@ def _queries(graph: KnowledgeGraph, seed: int) -> Queries:
     return queries[rows[: min(SAMPLE, max(1, len(rows) // 2))]]
 
 
-@torch.inference_mode()
 def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries) -> _Tuning:
     """Visit one cell and twice as many each time, until shortlists have a recall@10 of :data:`RECALL`.
 
@@ -151,14 +149,14 @@ def _tuned(ranker: Ranker, retriever: Retriever, queries: Queries) -> _Tuning:
     (name,), every = alone.mixture.signals, alone.pool()
     read = ranker.vectors is not None
     readings = [reading for _, reading in alone.reader.readings(queries, 1, text=read)]
-    singly = [_timed(alone.signal_score, name, reading, every) for reading in readings[:TIMED]]
+    singly = [_timed(alone.signals[name].score, reading, every) for reading in readings[:TIMED]]
     least_Q1 = _tenth(by, readings, count, top)
     tried: list[_Try] = []
     cells = max(1, retriever.record["cells"])
     for visited in (2**i for i in range(cells.bit_length())):  # cells are a power of two
         retrieval = Retrieval(retriever, k, visited)
         made = [_timed(shortlist, alone, reading, retrieval) for reading in readings]
-        found_QK = torch.cat([scores_BK[:, :top] for (_, scores_BK), _ in made])
+        found_QK = np.concatenate([scores_BK[:, :top] for (_, scores_BK), _ in made])
         hits = int((found_QK > least_Q1 - _TIED).sum())  # whichever of equals it found
         tried.append(_Try(visited, hits / (top * len(queries)), _median_ms(made)))
         if tried[-1].recall_at_10 >= RECALL:
@@ -176,14 +174,14 @@ def _median_ms(timed: list[tuple[T, float]]) -> float:
     return round(1e3 * statistics.median(seconds for _, seconds in timed), 3)
 
 
-def _tenth(by: Searched, readings: list[Reading], count: int, top: int) -> torch.Tensor:
+def _tenth(by: Searched, readings: list[Reading], count: int, top: int) -> Floats:
     """The worst of the ``top`` best exact scores ``(Q, 1)``; entity vectors are gone through once."""
-    vector_QD = torch.from_numpy(np.concatenate([by.asked(reading) for reading in readings]))
+    vector_QD = np.concatenate([by.asked(reading) for reading in readings])
     best_QM = vector_QD[:, :0]
     for start in range(0, count, BLOCK):
-        block_ND = torch.from_numpy(by.of(np.arange(start, min(start + BLOCK, count))))
-        best_QM = torch.cat([best_QM, cosines(vector_QD, block_ND)], 1)
-        best_QM = best_QM.topk(min(top, best_QM.shape[1])).values
+        block_ND = by.of(np.arange(start, min(start + BLOCK, count)))
+        best_QM = np.concatenate([best_QM, vector_QD @ block_ND.T], 1)
+        best_QM, _ = highest(best_QM, min(top, best_QM.shape[1]))
     return best_QM[:, -1:]
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kgmlm.core import digests, files
-from kgmlm.core.arrays import Device
 from kgmlm.core.errors import ModelError, RunError, quoted
 from kgmlm.core.machine import compute_in_forks, installed
 from kgmlm.core.progress import quiet_transformers
@@ -19,14 +18,12 @@ from kgmlm.text.reader import TextModel
 from kgmlm.text.tokenization import Candidates, SpanTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    import torch
-
     from kgmlm.text.torch_model import SpanModel
 
 ONNX = "onnx"  # instead of a device's name: read by ONNX Runtime, scored in NumPy
 
 
-def device_of(name: str | None) -> torch.device:
+def device_of(name: str | None) -> str:
     """The device to use; None is a GPU where there is one.
 
     Raises:
@@ -36,12 +33,12 @@ def device_of(name: str | None) -> torch.device:
 
     try:
         torch.zeros(1, device=name).item()  # "meta" is a device that holds nothing
-        return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except (RuntimeError, AssertionError) as error:
         raise RunError(f"the device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+    return name or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def loaded(folder: Path, device: Device) -> SpanModel:
+def loaded(folder: Path, device: str | None) -> SpanModel:
     """A model of torch's on a device, without what its library says while loading."""
     if not installed("torch"):
         raise RunError(f"{folder} is opened by torch, which is not installed")
@@ -49,7 +46,7 @@ def loaded(folder: Path, device: Device) -> SpanModel:
 
     quiet_transformers()
     model = load_model(folder)
-    return model.to(device_of(device) if device is None or isinstance(device, str) else device)
+    return model.to(device_of(device))
 
 
 def open_text(run: RunFolder, device: str | None, folder: Path | None = None) -> Ranker:
@@ -80,10 +77,10 @@ def open_text(run: RunFolder, device: str | None, folder: Path | None = None) ->
     else:
         model = loaded(folder, device)
     tokens = vocabulary.softmax_tokens
-    if tokens is not None and tokens[-1] >= len(model.decoder[0]):
+    if tokens is not None and tokens[-1] >= model.tokens:
         raise RunError(
             f"{path / 'run.json'} is damaged: 'softmax_tokens' has {tokens[-1]}, the model only "
-            f"{len(model.decoder[0]):,} tokens; {digests.RESTORE}"
+            f"{model.tokens:,} tokens; {digests.RESTORE}"
         )
     tokenizer = load_tokenizer(folder)
     ranker = Ranker.fresh(run.graph.context, tokenizer, model, settings, vocabulary)
@@ -152,15 +149,17 @@ def load_names(path: Path, entities: int, span: int, tokens: int) -> Candidates 
     return names
 
 
-def save_model_files(model: SpanModel, tokenizer: SpanTokenizer, folder: Path) -> None:
+def save_model_files(model: TextModel, tokenizer: SpanTokenizer, folder: Path) -> None:
     """Save weights and tokenizer; a full disk is an ``OSError`` whichever library met it.
 
     The folder has no manifest yet.
     """
     from safetensors import SafetensorError
 
+    from kgmlm.text.torch_model import span_model
+
     try:
-        model.save(folder)
+        span_model(model).save(folder)
     except SafetensorError as error:
         raise files.disk_error(error, folder.parent) from None
     try:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from kgmlm.core.arrays import numpy
 from kgmlm.core.digests import sha256
 from kgmlm.core.errors import ConfigError, ModelError, RunError, first_line
 from kgmlm.core.machine import installed
@@ -269,11 +268,11 @@ def _difference(model: SpanModel, other: OnnxModel) -> float:
             span,
             vector=True,
         )
-        with model.inference():
-            torchs = model(batch.to(model.device))
-        theirs = other(batch)
-        for one, two in ((torchs.hidden_BLD, theirs.hidden_BLD), (torchs.vector_BD, theirs.vector_BD)):
-            greatest = max(greatest, float(np.abs(numpy(one) - two).max()))
+        one, two = model.states(batch), other.states(batch)
+        assert one.vector_BD is not None
+        assert two.vector_BD is not None
+        pairs = ((one.hidden_BLD, two.hidden_BLD), (one.vector_BD, two.vector_BD))
+        greatest = max(greatest, *(float(np.abs(a - b).max()) for a, b in pairs))
     return greatest
 
 
@@ -362,7 +361,7 @@ def _compare(run: RunFolder, file: Path) -> None:
     for (_, first_bN), (_, second_bN) in zip(
         one.rank(some), other.replace(mixture=alone).rank(some), strict=True
     ):
-        difference = float(np.abs(numpy(first_bN) - second_bN).max())
+        difference = float(np.abs(first_bN - second_bN).max())
         if not difference <= TOLERANCE:
             raise RunError(f"{run.path}: ONNX Runtime gives other scores than torch, by {difference:.2g}")
 

@@ -390,7 +390,6 @@ class Run:
         import numpy as np
         import pandas as pd
 
-        from kgmlm.core.arrays import numpy
         from kgmlm.graphs.queries import both_sides
 
         find = self.resolver
@@ -401,7 +400,7 @@ class Run:
         with watcher_of(progress) as watch:
             ranker = self.open(watch).ranker
             for rows, scores_bN in ranker.rank(queries, advance=lambda n: watch("scoring", n, len(queries))):
-                scores_B[rows] = numpy(scores_bN)[np.arange(len(rows)), answers[rows]]
+                scores_B[rows] = scores_bN[np.arange(len(rows)), answers[rows]]
         table = pd.DataFrame(self.graph.labeled(ids.reshape(-1, 3)), columns=list(ENDS))
         heads, tails = np.split(scores_B, 2)
         return table.assign(tail_score=tails, head_score=heads)

@@ -17,9 +17,10 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from kgmlm.core import digests, files
+from kgmlm.core.arrays import Floats
 from kgmlm.core.digests import RESTORE
 from kgmlm.core.errors import RunError, first_line, quoted
-from kgmlm.ranking.ranker import Mixture, Use, Weights
+from kgmlm.ranking.ranker import Mixture, Use
 
 MIXTURE = "model/mixture.json"
 
@@ -132,7 +133,7 @@ class TunedWeights:
             )
 
 
-def _float32(values: list[list[float]]) -> Weights:
+def _float32(values: list[list[float]]) -> Floats:
     """Numbers as float32; those that are too large are infinite."""
     with np.errstate(over="ignore"):
         return np.array(values, np.float32)

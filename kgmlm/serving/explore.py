@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 from rapidfuzz import fuzz
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.errors import QueryError
 from kgmlm.graphs.cards import Card, card_names, read_card
 from kgmlm.graphs.entities import EntityTable
@@ -31,7 +31,7 @@ from kgmlm.graphs.queries import Queries, Query, distinct_triples
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.predictor import Prediction, Predictor
 from kgmlm.serving.schema import LONGEST_DESCRIPTION, LONGEST_NAME
-from kgmlm.signals.types import Floats, fills
+from kgmlm.signals.types import fills
 from kgmlm.text.linearization import linearize, neighborhood
 
 COMPARED = 200  # texts that are compared letter by letter

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kgmlm.core import files
-from kgmlm.core.arrays import like, numpy
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.errors import ConfigError, QueryError, check_numbers
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.run import Run, open_run
@@ -44,7 +43,7 @@ class Embeddings:
     of: str
     labels: list[str]
     names: list[str]
-    vectors: npt.NDArray[np.float32]
+    vectors: Floats
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -156,24 +155,23 @@ def kind_among(ranker: Ranker, of: str | None) -> str:
     return of
 
 
-def embedded(ranker: Ranker, of: str) -> npt.NDArray[np.int64]:
+def embedded(ranker: Ranker, of: str) -> IntArray:
     """Ids of the entities that have embeddings by a signal."""
     signal = ranker.signals[of]
     if isinstance(signal, KGE):
-        return np.flatnonzero(numpy(signal.rows_N) >= 0)
+        return np.flatnonzero(signal.rows_N >= 0)
     return np.arange(len(ranker.reader.context.entities))
 
 
-def embeddings_of(ranker: Ranker, of: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def embeddings_of(ranker: Ranker, of: str, ids: IntArray) -> Floats:
     """Embeddings ``(n, D)`` of some of these entities."""
     signal = ranker.signals[of]
     if isinstance(signal, KGE):
-        rows = numpy(signal.rows_N)[ids]
-        return np.asarray(numpy(signal.entities_SD[like(rows, signal.entities_SD)]), np.float32)
+        return signal.entities_SD[signal.rows_N[ids]]
     if isinstance(signal, Biencoder):
-        return np.asarray(signal.vectors_of(ids), np.float32)
+        return signal.vectors_of(ids)
     assert ranker.vectors is not None
-    return np.asarray(numpy(ranker.vectors.of(ids)), np.float32)
+    return ranker.vectors.of(ids)
 
 
 def _of_relations(ranker: Ranker, of: str) -> Embeddings:
@@ -193,7 +191,7 @@ def _of_relations(ranker: Ranker, of: str) -> Embeddings:
         of,
         [r.label for r in names] + [f"{r.label} (inverse)" for r in names],
         [r.name for r in names] + [f"{r.name} (inverse)" for r in names],
-        np.asarray(numpy(signal.relations_RD)[of_both], np.float32),
+        signal.relations_RD[of_both],
     )
 
 
@@ -234,9 +232,7 @@ def similar(
     return pd.DataFrame(columns)
 
 
-def nearest(
-    ranker: Ranker, of: str | None, entity: int, k: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def nearest(ranker: Ranker, of: str | None, entity: int, k: int) -> tuple[IntArray, Floats]:
     """Ids of the k entities nearest to one by the cosine of their embeddings, best first, and the cosines.
 
     Raises:
@@ -254,9 +250,7 @@ def nearest(
     return ids[best], cosine_N[best]
 
 
-def _unit(vectors_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _unit(vectors_ND: Floats) -> Floats:
     """The vectors at length 1."""
-    found: npt.NDArray[np.float32] = vectors_ND / np.maximum(
-        np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12
-    )
+    found: Floats = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
     return found

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from kgmlm.core.arrays import Device, IntArray
+from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.signals.base import Signal
@@ -38,7 +38,7 @@ class Beside(Signal, Protocol):
         graph: KnowledgeGraph,
         settings: Any,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
         kept: Path | None = None,
     ) -> Signal:
         """Train on the training triples alone.

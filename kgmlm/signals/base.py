@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from kgmlm.core.arrays import Array, BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import Settings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
@@ -89,11 +89,8 @@ class Signal(Protocol):
     reads: ClassVar[bool]
     file: ClassVar[str]
 
-    def score(self, reading: Reading, pool: Pool) -> Array:
-        """Scores ``(B, N)`` or ``(B, K)``, float32; of places without a candidate anything finite.
-
-        They are on the model's device where the signal computes there, else NumPy's.
-        """
+    def score(self, reading: Reading, pool: Pool) -> Floats:
+        """Float32 scores of shape ``(B, N)`` or ``(B, K)``. Padding may hold any finite value."""
 
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Signal:
         """A copy for another graph.

@@ -28,7 +28,7 @@ import pyarrow as pa
 import scipy.sparse as sp
 
 from kgmlm.core import files
-from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
+from kgmlm.core.arrays import Floats, HostTable, IntArray, Table, products_of_own, unit
 from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import LateError, ModelError, RunError, first_line
 from kgmlm.core.progress import expected
@@ -38,9 +38,9 @@ from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import Pool
 from kgmlm.signals.vector import EntityVectors
 from kgmlm.text.encoder import ENCODER, TextEncoder
+from kgmlm.text.onnx_model import OnnxModel
 from kgmlm.text.reader import Reader, Reading
 
-Floats = npt.NDArray[np.float32]
 EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
 LEARNING = 0.1  # of a time, for the head at least, however long it took to read the texts
@@ -105,23 +105,22 @@ class EncoderSource:
     entities: EntityTable
     encoder: TextEncoder
     precision: str = "fp32"  # in which a text is read alike in any batch
-    computing: Device = None  # where the encoder reads; the vectors are NumPy's
-
-    @property
-    def device(self) -> Device:
-        """Return None: the vectors are NumPy's."""
-        return None
+    device: str | None = None  # where the encoder reads; None is the CPU
 
     @property
     def width(self) -> int:
         """Return D."""
         return self.encoder.width
 
-    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
+    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Floats]]:
         """Read the vectors of some entities: (ids, unit vectors)."""
         texts = texts_of(self.entities.take(ids))
-        for rows, vectors_BD in self.encoder.read(texts, batch_size, self.computing, self.precision):
+        for rows, vectors_BD in self.encoder.read(texts, batch_size, self.device, self.precision):
             yield ids[rows], vectors_BD
+
+    def table(self, rows_ND: Floats) -> Table:
+        """Vectors where they are."""
+        return HostTable(rows_ND)
 
 
 class Biencoder:
@@ -151,13 +150,14 @@ class Biencoder:
         relation_texts_RD: Floats,
         relation_rows: IntArray,
         encoder: TextEncoder,
-        device: Device = None,
+        reader: Reader | None = None,
     ) -> None:
         self.head, self.context, self.vectors, self.encoder = head, context, vectors, encoder
         self.relation_texts_RD, self.relation_rows = relation_texts_RD, relation_rows
-        self.device = device
+        self.reader = reader
         self.shares = False
-        self._candidates_NW: Array | None = None
+        self._candidates_NW: Floats | None = None
+        self._table: Table | None = None  # of these
         self._changed = np.zeros(0, np.int64)  # entities of which it does not have today's
 
     @classmethod
@@ -170,7 +170,7 @@ class Biencoder:
         graph: KnowledgeGraph,
         settings: BiencoderSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
         kept: Path | None = None,
     ) -> Biencoder:
         """Read the texts of all entities, and train the head on the training triples.
@@ -208,12 +208,12 @@ class Biencoder:
 
         if kept is None:
             vectors.read(advance=read)
-            texts_ND = numpy(vectors.all)
+            texts_ND = vectors.all
         else:
             parts = _read_parts(vectors, encoder, kept, read)
             texts_ND = np.concatenate([np.load(part) for part in parts])
         vectors.adopt(graph.entities, texts_ND.astype(np.float16))  # as the file has them
-        texts_ND, links = numpy(vectors.all).astype(np.float32), graph.context.links
+        texts_ND, links = vectors.all.astype(np.float32), graph.context.links
         row_E, _, other_E = links.edges(np.arange(count))
         ones_E = np.ones(len(row_E), np.float32)
         sums_ND = weighted_sums(ones_E, row_E, other_E, count, texts_ND.__getitem__)
@@ -244,7 +244,7 @@ class Biencoder:
             files.write_json(folder / "about.json", of)
             for part, start in enumerate(range(0, len(graph.entities), PART)):
                 ids = np.arange(start, min(start + PART, len(graph.entities)))
-                np.save(folder / f"part-{part:06}.npy", numpy(old.vectors.of(ids)).astype(np.float32))
+                np.save(folder / f"part-{part:06}.npy", old.vectors.of(ids).astype(np.float32))
 
     @staticmethod
     def read_texts(
@@ -252,7 +252,7 @@ class Biencoder:
         settings: BiencoderSettings,
         kept: Path,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
     ) -> None:
         """Read the texts of all entities for :meth:`fit`, which then finds them in ``kept``.
 
@@ -265,13 +265,13 @@ class Biencoder:
     def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
         """A copy for another graph: its texts and training triples."""
         context = reader.context
-        vectors = self.vectors.over(EncoderSource(context.entities, self.encoder, computing=self.device))
+        vectors = self.vectors.over(EncoderSource(context.entities, self.encoder, device=_gpu(reader)))
         new = np.flatnonzero(relation_rows < 0)
         relation_texts_RD = np.append(self.relation_texts_RD, self.relation_texts_RD[:1], 0)[relation_rows]
         if len(new):
             relation_texts_RD[new] = read_all(self.encoder, [context.relations[i].name for i in new.tolist()])
         rows = np.append(self.relation_rows, -1)[relation_rows]
-        twin = Biencoder(self.head, context, vectors, relation_texts_RD, rows, self.encoder, self.device)
+        twin = Biencoder(self.head, context, vectors, relation_texts_RD, rows, self.encoder, reader)
         twin.shares = self.shares
         if self._candidates_NW is not None and self._begins(context, entity_rows, relation_rows):
             further = context.train[len(self.context.train) :]
@@ -305,7 +305,7 @@ class Biencoder:
         return found
 
     def _vectors(self, ids: IntArray) -> Floats:
-        return np.asarray(numpy(self.vectors.of(ids)), np.float32)
+        return np.asarray(self.vectors.of(ids), np.float32)
 
     def query_vectors(self, queries: Queries) -> Floats:
         """Unit vectors of queries ``(B, W)``.
@@ -329,7 +329,7 @@ class Biencoder:
         z_BW = z_BW * (1 + self._linear("scale", kind_BM)) + self._linear("shift", kind_BM)
         inner = self._linear("inner", z_BW)
         z_BW += self._linear("outer", inner / (1 + np.exp(-np.maximum(inner, -80))))
-        return _unit(z_BW)
+        return unit(z_BW)
 
     def candidate_vectors(self, ids: IntArray) -> Floats:
         """Unit vectors of some entities as candidates ``(N, W)``."""
@@ -345,21 +345,29 @@ class Biencoder:
         edges_NM = weighted_sums(share_E, row_E, kind_E, len(ids), self._kinds_KM.__getitem__)
         found_NW = self._linear("candidate", self._vectors(ids))
         found_NW += self._linear("candidate_neighbor", around_ND) + self._linear("candidate_edge", edges_NM)
-        return _unit(found_NW)
+        return unit(found_NW)
 
     @property
-    def candidates_NW(self) -> Array:
+    def candidates_NW(self) -> Floats:
         """Unit vectors of all entities as candidates, computed when first asked for."""
         count = len(self.context.entities)
         if self._candidates_NW is None:
-            self._candidates_NW = at(self.device, self.candidate_vectors(np.arange(count)))
+            self._candidates_NW = self.candidate_vectors(np.arange(count))
         elif len(self._changed):
             known_MW = self._candidates_NW
             new_NW = np.zeros((count - len(known_MW), known_MW.shape[1]), np.float32)
-            whole_NW = joined([known_MW, at(self.device, new_NW)])
-            whole_NW[like(self._changed, whole_NW)] = at(self.device, self.candidate_vectors(self._changed))
-            self._candidates_NW, self._changed = whole_NW, self._changed[:0]
+            whole_NW = np.concatenate([known_MW, new_NW])
+            whole_NW[self._changed] = self.candidate_vectors(self._changed)
+            self._candidates_NW, self._changed, self._table = whole_NW, self._changed[:0], None
         return self._candidates_NW
+
+    def _products(self, query_BW: Floats) -> Floats:
+        """Cosines ``(B, N)`` of unit vectors and all entities as candidates."""
+        candidates_NW = self.candidates_NW
+        if self._table is None:
+            place = HostTable if self.reader is None else self.reader.model.table
+            self._table = place(candidates_NW)
+        return self._table.products(query_BW)
 
     @property
     def width(self) -> int:
@@ -368,27 +376,26 @@ class Biencoder:
 
     def vectors_of(self, ids: IntArray) -> Floats:
         """Unit vectors ``(N, W)`` of some entities as candidates, as an index has them."""
-        return numpy(self.candidates_NW[like(ids, self.candidates_NW)])
+        return self.candidates_NW[ids]
 
     def asked(self, reading: Reading) -> Floats:
         """Unit vectors ``(B, W)`` of the queries of a reading."""
         return self.query_vectors(reading.queries)
 
-    def score(self, reading: Reading, pool: Pool) -> Array:
+    def score(self, reading: Reading, pool: Pool) -> Floats:
         """Cosines ``(B, N)`` or ``(B, K)``."""
-        candidates_NW = self.candidates_NW
-        query_BW = like(self.query_vectors(reading.queries), candidates_NW)
+        query_BW = self.query_vectors(reading.queries)
         if pool.ids is None:
-            return cosines(query_BW, candidates_NW)
-        chosen = candidates_NW[like(pool.filled, candidates_NW)]
-        return (chosen @ query_BW[:, :, None])[:, :, 0] if pool.own else cosines(query_BW, chosen)
+            return self._products(query_BW)
+        chosen = self.candidates_NW[pool.filled]
+        return products_of_own(query_BW, chosen) if pool.own else query_BW @ chosen.T
 
     def save(self, path: Path) -> None:
         """Write head, vectors and encoder as safetensors."""
         tensors: dict[str, Any] = {f"head.{name}": x for name, x in self.head.items()}
         tensors |= self.encoder.as_tensors(weights=not self.shares) | {
-            "texts": numpy(self.vectors.all).astype(np.float16, copy=False),
-            CANDIDATES: numpy(self.candidates_NW),
+            "texts": self.vectors.all.astype(np.float16, copy=False),
+            CANDIDATES: self.candidates_NW,
             "relations": self.relation_texts_RD,
             "rows": self.relation_rows,
         }
@@ -416,18 +423,17 @@ class Biencoder:
             texts_ND = files.map_tensor(path, "texts")
             candidates_NW = files.map_tensor(path, CANDIDATES) if CANDIDATES in names else None
             encoder = TextEncoder.of_tensors(names, read, path.parent.parent / "model" / "model.safetensors")
-            if reader is not None and reader.model.device is None:  # ONNX Runtime's
+            if reader is not None and isinstance(reader.model, OnnxModel):
                 encoder = encoder.by_onnx(path.with_suffix(".onnx"))
             _check(head, texts_ND, candidates_NW, relation_texts_RD, rows, encoder.width)
         except Exception as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
         if (len(texts_ND), len(rows)) != (len(graph.entities), len(graph.relations)):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add biencoder` makes another")
-        device = None if reader is None else reader.model.device
-        vectors = EntityVectors(EncoderSource(graph.entities, encoder, computing=device))
+        vectors = EntityVectors(EncoderSource(graph.entities, encoder, device=_gpu(reader)))
         vectors.adopt(graph.entities, texts_ND)
-        made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, device)
-        made._candidates_NW = None if candidates_NW is None else at(device, candidates_NW)
+        made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, reader)
+        made._candidates_NW = candidates_NW
         made.shares = not any(name.startswith(ENCODER) for name in names)
         return made
 
@@ -452,9 +458,9 @@ def read_all(encoder: TextEncoder, texts: Sequence[str]) -> Floats:
     return found
 
 
-def _unit(x: Floats) -> Floats:
-    found: Floats = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-12))
-    return found
+def _gpu(reader: Reader | None) -> str | None:
+    """The GPU that the text model of a reader computes on, where there is one."""
+    return None if reader is None else reader.model.gpu
 
 
 def _check(

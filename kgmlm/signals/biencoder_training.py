@@ -16,19 +16,17 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 import torch
 from torch import nn
 from torch.nn.functional import embedding_bag, normalize, softplus
 
-from kgmlm.core.arrays import Device, IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.machine import keep_memory, reduced
 from kgmlm.graphs.graph import KnowledgeGraph
 
-Floats = npt.NDArray[np.float32]
 RISE = 0.15  # of the steps, in which the learning rate rises
 LEFT_OUT = -1e4  # score of a candidate that is no negative
 EDGES = 64  # read of a query's entity in a step, a random sample; bounds what hubs cost
@@ -95,7 +93,7 @@ class Training:
         graph: KnowledgeGraph,
         relation_texts_RD: Floats,
         settings: BiencoderSettings,
-        device: Device = None,
+        device: str | None = None,
     ) -> None:
         self.settings, self.links = settings, graph.context.links
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

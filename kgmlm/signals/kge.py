@@ -12,21 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from kgmlm.core import files
-from kgmlm.core.arrays import Array, Device, IntArray, at, complex_product, like, numpy, where
+from kgmlm.core.arrays import (
+    BoolArray,
+    Floats,
+    HostTable,
+    IntArray,
+    Table,
+    complex_product,
+    products_of_own,
+)
 from kgmlm.core.config import KGESettings, Settings
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reader, Reading
-
-if TYPE_CHECKING:
-    from kgmlm.signals.kge_training import Embeddings
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,7 @@ class KGE:
         relations_RD: rows 2r for (head, r, ?) and 2r + 1, the reciprocal relation, for (?, r, tail).
         rows_N: where each entity of the graph is in ``entities_SD``; -1 where training has not seen it.
         relation_rows: which relation each relation of the graph is; -1 where training has not seen it.
+        table: the embeddings of entities where the text model computes; None is where they are.
     """
 
     name: ClassVar[str] = "kge"
@@ -46,10 +52,11 @@ class KGE:
     reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/kge.safetensors"
 
-    entities_SD: Array
-    relations_RD: Array
-    rows_N: Array
+    entities_SD: Floats
+    relations_RD: Floats
+    rows_N: IntArray
     relation_rows: IntArray
+    table: Table | None = None
 
     def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> KGE:
         """A copy for another graph.
@@ -59,16 +66,15 @@ class KGE:
             entity_rows: which entity of this graph each entity of the other is; -1 for none.
             relation_rows: the same for relations.
         """
-        mine = np.append(numpy(self.rows_N), -1)
-        relations = np.append(self.relation_rows, -1)
-        rows_N = like(mine[entity_rows], self.rows_N)
-        return replace(self, rows_N=rows_N, relation_rows=relations[relation_rows])
+        entities, relations = np.append(self.rows_N, -1), np.append(self.relation_rows, -1)
+        return replace(self, rows_N=entities[entity_rows], relation_rows=relations[relation_rows])
 
     def grown(self, graph: KnowledgeGraph, settings: Settings) -> KGE:
         """With embeddings of what is new in training; the others stay as they are."""
-        from kgmlm.signals.kge_training import fit_new
+        from kgmlm.signals.kge_training import Embeddings, fit_new
 
-        fitted = fit_new(self._embeddings(), self.relation_rows, graph, settings.kge)
+        known = Embeddings(self.entities_SD, self.relations_RD, self.rows_N)
+        fitted = fit_new(known, self.relation_rows, graph, settings.kge)
         return KGE(*fitted, relation_rows(graph))
 
     @classmethod
@@ -81,7 +87,7 @@ class KGE:
         graph: KnowledgeGraph,
         settings: KGESettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
         kept: Path | None = None,
     ) -> KGE:
         """Train on a graph's training triples; arguments as of :func:`.kge_training.train_complex`."""
@@ -89,21 +95,14 @@ class KGE:
 
         return cls(*train_complex(graph, settings, advance, device, kept), relation_rows(graph))
 
-    def _embeddings(self) -> Embeddings:
-        """The embeddings as tensors of their own, on the CPU."""
-        from kgmlm.signals.kge_training import Embeddings
-
-        parts = (np.ascontiguousarray(numpy(x)) for x in (self.entities_SD, self.relations_RD, self.rows_N))
-        return Embeddings(*(at("cpu", part) for part in parts))
-
     def save(self, path: Path) -> None:
         """Write the embeddings as safetensors."""
         tensors = {"entities": self.entities_SD, "relations": self.relations_RD, "rows": self.rows_N}
-        files.write_tensors(path, {k: np.ascontiguousarray(numpy(v)) for k, v in tensors.items()})
+        files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> KGE:
-        """Open what :meth:`save` wrote for a graph, on the reader's device; without a reader as NumPy arrays.
+        """Open what :meth:`save` wrote for a graph.
 
         Raises:
             RunError: when the file is damaged or of another graph.
@@ -126,36 +125,35 @@ class KGE:
             raise RunError(f"{path} cannot be read: {why}") from None
         if (len(rows), len(floats[1])) != (len(graph.entities), 2 * len(graph.relations)):
             raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add kge` makes another")
-        return found if reader is None else found.to(reader.model.device)
+        return found if reader is None else replace(found, table=reader.model.table(found.entities_SD))
 
-    def to(self, device: Device) -> KGE:
-        """A copy on a device."""
-        names = ("entities_SD", "relations_RD", "rows_N")
-        return replace(self, **{name: at(device, getattr(self, name)) for name in names})
-
-    def score(self, reading: Reading, pool: Pool) -> Array:
+    def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``; those of a query whose entity or relation is unknown are 0."""
         query_BD, known_B = self._queries(reading.queries)
-        mean_B = query_BD @ self._mean_D
-        rows = self.rows_N if pool.ids is None else self.rows_N[like(pool.filled, self.rows_N)]
-        if rows.ndim == 1 and 2 * len(rows) < len(self.entities_SD):
-            known_BN = query_BD @ self.entities_SD[rows].T
-        elif rows.ndim == 1:
-            known_BN = (query_BD @ self.entities_SD.T)[:, rows]
+        rows = self.rows_N if pool.ids is None else self.rows_N[pool.filled]
+        # 1) of entities that training has seen
+        if rows.ndim == 2:
+            scores = products_of_own(query_BD, self.entities_SD[rows])
+        elif 2 * len(rows) < len(self.entities_SD):
+            scores = query_BD @ self.entities_SD[rows].T
         else:
-            known_BN = (self.entities_SD[rows] @ query_BD[:, :, None])[:, :, 0]
-        return where(known_B[:, None], where(rows < 0, mean_B[:, None], known_BN), 0.0)
+            scores = (self.table or HostTable(self.entities_SD)).products(query_BD)[:, rows]
+        # 2) the others have the mean of these, and queries that are not known 0 for all
+        mean_B1 = (query_BD @ self._mean_D)[:, None]
+        np.copyto(scores, mean_B1, where=rows < 0)
+        scores[~known_B] = 0
+        return scores
 
     @cached_property
-    def _mean_D(self) -> Array:
-        return self.entities_SD.mean(0)
+    def _mean_D(self) -> Floats:
+        mean_D: Floats = self.entities_SD.mean(0)
+        return mean_D
 
-    def _queries(self, queries: Queries) -> tuple[Array, Array]:
+    def _queries(self, queries: Queries) -> tuple[Floats, BoolArray]:
         """The factors ``(B, D)`` of an answer's embedding, and which queries are known."""
-        entity_B = self.rows_N[like(queries.entity_B, self.rows_N)]
-        relation_B = like(self.relation_rows[queries.relation_B], self.rows_N)
-        side_B = like(queries.side_B, self.rows_N)
-        product_BD = complex_product(self.entities_SD[entity_B], self.relations_RD[2 * relation_B + side_B])
+        entity_B, relation_B = self.rows_N[queries.entity_B], self.relation_rows[queries.relation_B]
+        relation_BD = self.relations_RD[2 * relation_B + queries.side_B]
+        product_BD = complex_product(self.entities_SD[entity_B], relation_BD)
         return product_BD, (entity_B >= 0) & (relation_B >= 0)
 
 

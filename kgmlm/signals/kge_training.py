@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch.nn.functional import cross_entropy, embedding
 
-from kgmlm.core.arrays import IntArray, complex_product
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.files import write_tensors
@@ -45,16 +45,16 @@ class Embeddings(NamedTuple):
         rows_N: where each entity of the graph is in ``entities_SD``; -1 where training has not seen it.
     """
 
-    entities_SD: torch.Tensor
-    relations_RD: torch.Tensor
-    rows_N: torch.Tensor
+    entities_SD: Floats
+    relations_RD: Floats
+    rows_N: IntArray
 
 
 def train_complex(
     graph: KnowledgeGraph,
     settings: KGESettings,
     advance: Callable[[int, int], None] = lambda n, total: None,
-    device: torch.device | None = None,
+    device: str | None = None,
     kept: Path | None = None,
 ) -> Embeddings:
     """Train ComplEx with reciprocal relations on the training triples.
@@ -76,12 +76,12 @@ def train_complex(
     torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns of what it does by default
     seen = np.flatnonzero(graph.seen_N)
     asked = _Asked.of(graph, seen, settings)
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     generator = torch.Generator().manual_seed(settings.seed)
 
     def fresh(count: int) -> torch.Tensor:
         table = INITIAL * torch.randn(count, 2 * settings.dimension, generator=generator)
-        return table.to(device).requires_grad_()
+        return table.to(place).requires_grad_()
 
     entities_SD, relations_RD = fresh(len(seen)), fresh(2 * len(graph.relations))
     optimizer = torch.optim.Adagrad([entities_SD, relations_RD], lr=settings.learning_rate)
@@ -93,10 +93,10 @@ def train_complex(
     if begin:
         advance(begin, steps)
     for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
-        queries_B2, answers_T, rows_T, weight_T = (part.to(device) for part in asked.batch(chosen))
+        queries_B2, answers_T, rows_T, weight_T = (part.to(place) for part in asked.batch(chosen))
         table_SD, pool = entities_SD, None
         if 0 < settings.candidates < len(seen):
-            drawn = _drawn(settings, step, len(seen)).to(device)
+            drawn = _drawn(settings, step, len(seen)).to(place)
             ids, pool, queries_B2, answers_T = _among(drawn, queries_B2, answers_T, len(seen))
             table_SD = embedding(ids, entities_SD, sparse=True)  # a dense gradient would be as large as it
         parts = (queries_B2, answers_T, rows_T, weight_T)
@@ -114,12 +114,12 @@ def train_complex(
             state.keep(optimizer, step + 1)
     if state is not None:
         state.remove()
-    entities_SD, relations_RD = (x.detach().cpu() for x in (entities_SD, relations_RD))
-    if not all(x.abs().max() < DIVERGED for x in (entities_SD, relations_RD)):  # NaN is not less either
+    entities, relations = (x.detach().cpu().numpy() for x in (entities_SD, relations_RD))
+    if not all(np.abs(x).max() < DIVERGED for x in (entities, relations)):  # NaN is not less either
         raise RunError("the KGE model has diverged; lower kge.learning_rate")
     rows_N = np.full(len(graph.entities), -1)
     rows_N[seen] = np.arange(len(seen))
-    return Embeddings(entities_SD, relations_RD, torch.from_numpy(rows_N))
+    return Embeddings(entities, relations, rows_N)
 
 
 class Sample(NamedTuple):
@@ -224,31 +224,31 @@ def fit_new(
         old: of the graph, as of :meth:`kgmlm.signals.kge.KGE.over`.
         relation_rows: which relation each of the graph's is among ``old``; -1 for a new one.
     """
-    known_N = old.rows_N.numpy() >= 0
+    known_SD, known_RD = (torch.from_numpy(np.ascontiguousarray(x)) for x in old[:2])
+    known_N = old.rows_N >= 0
     fresh = np.flatnonzero(graph.seen_N & ~known_N)
     train = graph.splits["train"]
     new_R = (relation_rows < 0) & np.isin(np.arange(len(relation_rows)), train[:, 1])
-    width, begin = old.entities_SD.shape[1], len(old.entities_SD)
+    width, begin = known_SD.shape[1], len(known_SD)
     generator = torch.Generator().manual_seed(settings.seed)
-    rows_N = old.rows_N.clone()
-    rows_N[torch.from_numpy(fresh)] = begin + torch.arange(len(fresh))
+    rows_N = old.rows_N.copy()
+    rows_N[fresh] = begin + np.arange(len(fresh))
     relations_RD = torch.zeros(2 * len(relation_rows), width)
     there = torch.from_numpy(np.flatnonzero(relation_rows >= 0))
     from_there = torch.from_numpy(relation_rows[relation_rows >= 0])
     for side in (0, 1):
-        relations_RD[2 * there + side] = old.relations_RD[2 * from_there + side]
+        relations_RD[2 * there + side] = known_RD[2 * from_there + side]
     of_new = np.zeros(len(graph.entities), np.bool_)
     of_new[fresh] = True
     own_n = of_new[train[:, 0]] | of_new[train[:, 2]] | new_R[train[:, 1]]
     if not own_n.any():
-        return Embeddings(old.entities_SD, relations_RD, rows_N)
+        return Embeddings(old.entities_SD, relations_RD.numpy(), rows_N)
     new_ED = (INITIAL * torch.randn(len(fresh), width, generator=generator)).requires_grad_()
     directed = np.flatnonzero(np.repeat(new_R, 2))
     new_QD = (INITIAL * torch.randn(len(directed), width, generator=generator)).requires_grad_()
     optimizer = torch.optim.Adagrad([new_ED, new_QD], lr=settings.learning_rate)
     rng = np.random.default_rng(settings.seed)
-    rows = rows_N.numpy()
-    parts = [_asked(train[of], rows) for of in (own_n, ~own_n)]
+    parts = [_asked(train[of], rows_N) for of in (own_n, ~own_n)]
     many = max(1, len(fresh) // FITTED_AMONG)
     for _ in range(FITTED_STEPS * many):
         drawn = torch.from_numpy(rng.choice(begin, min(begin, FITTED_AMONG), replace=False))
@@ -257,7 +257,7 @@ def fit_new(
         batch = np.concatenate([of[rng.integers(0, len(of), FITTED_AT_ONCE)] for of in parts if len(of)])
         queries_B2, answers_B = torch.from_numpy(batch[:, :2]), torch.from_numpy(batch[:, 2])
         ids, sample, queries_B2, answers_B = _among(drawn, queries_B2, answers_B, begin + len(fresh), always)
-        entities_SD = _rows_of(old.entities_SD, new_ED, ids)
+        entities_SD = _rows_of(known_SD, new_ED, ids)
         table_RD = relations_RD.index_copy(0, torch.from_numpy(directed), new_QD)
         row_B = torch.arange(len(batch))
         weight_B = torch.ones(len(batch))
@@ -266,9 +266,8 @@ def fit_new(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    entities_SD = torch.cat([old.entities_SD, new_ED.detach()])
     relations_RD[torch.from_numpy(directed)] = new_QD.detach()
-    return Embeddings(entities_SD, relations_RD, rows_N)
+    return Embeddings(torch.cat([known_SD, new_ED.detach()]).numpy(), relations_RD.numpy(), rows_N)
 
 
 def _asked(triples: IntArray, rows_N: IntArray) -> IntArray:
@@ -368,7 +367,7 @@ def kge_loss(
     entity_BD, answer_TD = entities_SD[rows].split([len(queries_B2), len(answers_T)])
     relation_BD = relations_RD[queries_B2[:, 1]]
     scored_CD = entities_SD if sample is None else entities_SD[sample.rows_C]
-    scores_BC = _products(complex_product(entity_BD, relation_BD), scored_CD, settings)
+    scores_BC = _products(_complex_product(entity_BD, relation_BD), scored_CD, settings)
     loss_T = -scores_BC[rows_T, answers_T if sample is None else sample.at_T]
     if sample is not None:
         scores_BC = scores_BC + sample.log_weight_C
@@ -382,7 +381,7 @@ def kge_loss(
         loss_T = loss_T + settings.regularization * query_B[rows_T]
         penalty = settings.regularization * (scored_CD.abs() ** 3).sum(1).mean()
     if settings.relation_weight:
-        pairs_TD = complex_product(_conjugate(entity_BD)[rows_T], answer_TD)
+        pairs_TD = _complex_product(_conjugate(entity_BD)[rows_T], answer_TD)
         scores_TR = _products(pairs_TD, relations_RD, settings)
         asked_T = queries_B2[rows_T, 1]
         loss_T = loss_T + settings.relation_weight * cross_entropy(scores_TR, asked_T, reduction="none")
@@ -396,6 +395,13 @@ def _products(some_BD: torch.Tensor, all_SD: torch.Tensor, settings: KGESettings
         return (some_BD.bfloat16() @ all_SD.bfloat16().T).float()
     # This way round, since matrix libraries are slow where the number of columns is odd.
     return (all_SD @ some_BD.T).T
+
+
+def _complex_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """:func:`kgmlm.core.arrays.complex_product` of tensors."""
+    (a_real, a_imaginary), (b_real, b_imaginary) = (x.chunk(2, -1) for x in (a, b))
+    real = a_real * b_real - a_imaginary * b_imaginary
+    return torch.cat([real, a_real * b_imaginary + a_imaginary * b_real], -1)
 
 
 def _cubes(embeddings: torch.Tensor) -> torch.Tensor:

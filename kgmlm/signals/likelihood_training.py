@@ -1,28 +1,46 @@
-"""Mean token log-likelihood of every candidate from one forward pass; the objectives on the same scores.
+"""Gradients of the mean token log-likelihood of every candidate, and the objectives on these scores.
 
-``score(e) = 1/k * sum_i log p_i(token_i(e))`` (Clouatre et al., 2021, MLMLM). Entities share tokens, so
-log-probabilities are made once a distinct (position, token) pair and then averaged over bags of pairs.
+The scores are those of :mod:`kgmlm.signals.likelihood`, from one forward pass.
 
 Shapes: B queries, N candidates, L span, D decoder width, P distinct (position, token) pairs.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from kgmlm.core.arrays import IntArray
-from kgmlm.text.reader import Normalization, PairTable, SpanOutput
-from kgmlm.text.tokenization import Candidates
-from kgmlm.text.torch_model import SpanModel, logits
+from kgmlm.text.reader import Normalization, PairTable
+from kgmlm.text.torch_model import SpanModel, SpanOutput
 
-_LOGITS = 2**25  # logits held at once: 128 MB
-_GATHERED = 2**24  # floats gathered at once: 64 MB
+
+@dataclass(frozen=True, eq=False)
+class TensorTable:
+    """A :class:`~kgmlm.text.reader.PairTable` as tensors.
+
+    Attributes:
+        position_P, tokens_P: of each pair.
+        pairs, offsets: as of the table.
+    """
+
+    position_P: torch.Tensor
+    tokens_P: torch.Tensor
+    pairs: torch.Tensor
+    offsets: torch.Tensor
+
+    @classmethod
+    def of(cls, table: PairTable, device: torch.device) -> TensorTable:
+        """The table on a device."""
+        tokens, pairs, offsets = (
+            torch.from_numpy(x).to(device) for x in (table.tokens_P, table.pairs, table.offsets)
+        )
+        starts = torch.tensor(table.starts, device=device)
+        positions = torch.arange(len(starts) - 1, device=device).repeat_interleave(starts.diff())
+        return cls(positions, tokens, pairs, offsets)
 
 
 class _PairLogProbs(torch.autograd.Function):
@@ -76,7 +94,7 @@ class _PairLogProbs(torch.autograd.Function):
 
 
 def pair_log_probs(
-    model: SpanModel, span: SpanOutput, softmax_tokens: torch.Tensor | None, table: PairTable
+    model: SpanModel, span: SpanOutput, softmax_tokens: torch.Tensor | None, table: TensorTable
 ) -> torch.Tensor:
     """``log p_i(t)`` of every pair as contiguous rows: ``(P, B)``, float32.
 
@@ -92,15 +110,13 @@ def pair_log_probs(
         outside = torch.isin(used, softmax_tokens, assume_unique=True, invert=True).nonzero()[:, 0]
     count, length, width = span.hidden_BLD.shape
     hidden_DR = span.hidden_BLD.permute(2, 1, 0).reshape(width, length * count)
-    starts = torch.tensor(table.starts, device=tokens_P.device)
-    position_P = torch.arange(len(starts) - 1, device=starts.device).repeat_interleave(starts.diff())
     log_probs_PB: torch.Tensor = _PairLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden_DR,
         weight_VD.float(),
         bias_V.float(),
         outside,
-        tokens_P * length + position_P,
-        position_P,
+        tokens_P * length + table.position_P,
+        table.position_P,
         count,
     )
     return log_probs_PB
@@ -110,7 +126,7 @@ def score_candidates(
     model: SpanModel,
     span: SpanOutput,
     softmax_tokens: torch.Tensor | None,
-    table: PairTable,
+    table: TensorTable,
     normalization: Normalization = "mean",
 ) -> torch.Tensor:
     """Scores ``(B, N)`` of all candidates, differentiable, finite float32.
@@ -119,121 +135,11 @@ def score_candidates(
         softmax_tokens: what ``Z`` sums over; None is the whole vocabulary.
         normalization: "mean" over a name's tokens, or their "sum".
     """
-    return _bags(pair_log_probs(model, span, softmax_tokens, table), table, normalization).T
-
-
-def rank_candidates(
-    model: SpanModel,
-    span: SpanOutput,
-    softmax_tokens: torch.Tensor | None,
-    table: PairTable,
-    normalization: Normalization = "mean",
-) -> torch.Tensor:
-    """The scores of :func:`score_candidates` without gradients, from one pass over the decoder's rows.
-
-    Args:
-        softmax_tokens: what ``Z`` sums over; None is the whole vocabulary.
-    """
-    weight_VD, bias_V = (x.float() for x in model.decoder)
-    count, length, _ = span.hidden_BLD.shape
-    scores_BN: torch.Tensor = span.hidden_BLD.new_empty(count, len(table))
-    step = max(1, _LOGITS // (length * len(weight_VD)))
-    for hidden_bLD, scores_bN in zip(span.hidden_BLD.split(step), scores_BN.split(step), strict=True):
-        logits_bLV = logits(hidden_bLD.flatten(0, 1), weight_VD, bias_V).unflatten(0, (-1, length))
-        among_bLV = logits_bLV if softmax_tokens is None else logits_bLV[..., softmax_tokens]
-        log_z_bL = among_bLV.logsumexp(2)
-        log_probs_bP = torch.cat(
-            [
-                logits_bLV[:, i].index_select(1, table.tokens_P[a:b]) - log_z_bL[:, i, None]
-                for i, (a, b) in enumerate(pairwise(table.starts))
-            ]
-            or [logits_bLV[:, 0, :0]],
-            1,
-        )
-        if log_probs_bP.is_cuda:
-            scores_bN.copy_(_bags(log_probs_bP.T.contiguous(), table, normalization).T)
-            continue
-        for log_probs_P, scores_N in zip(log_probs_bP, scores_bN, strict=True):
-            _gather(log_probs_P, table, normalization, scores_N)
-    return scores_BN
-
-
-def candidate_scores(
-    model: SpanModel,
-    span: SpanOutput,
-    softmax_tokens: torch.Tensor | None,
-    table: PairTable,
-    normalization: Normalization = "mean",
-) -> torch.Tensor:
-    """Scores ``(B, N)``, differentiable where gradients are enabled."""
-    score = score_candidates if torch.is_grad_enabled() else rank_candidates
-    return score(model, span, softmax_tokens, table, normalization)
-
-
-def _bags(log_probs_PB: torch.Tensor, table: PairTable, normalization: Normalization) -> torch.Tensor:
-    """Scores ``(N, B)``."""
-    return nn.functional.embedding_bag(
+    log_probs_PB = pair_log_probs(model, span, softmax_tokens, table)
+    scores_NB: torch.Tensor = nn.functional.embedding_bag(
         table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
     )
-
-
-def _gather(
-    log_probs_P: torch.Tensor, table: PairTable, normalization: Normalization, scores_N: torch.Tensor
-) -> None:
-    """Scores of one query: names of one length at a time, far faster on a CPU than bags of one column."""
-    groups, places = table.columns
-    parts = []
-    for length, columns in enumerate(groups):
-        if not length:
-            parts.append(log_probs_P.new_zeros(len(table) - sum(len(c[0]) for c in groups[1:])))
-            continue
-        total = log_probs_P.index_select(0, columns[0])
-        for pairs in columns[1:]:
-            total += log_probs_P.index_select(0, pairs)
-        parts.append(total.div_(length) if normalization == "mean" else total)
-    torch.index_select(torch.cat(parts), 0, places, out=scores_N)
-
-
-def score_shortlist(
-    model: SpanModel,
-    span: SpanOutput,
-    log_normalizer_BL: torch.Tensor,
-    candidates: Candidates,
-    ids_BK: IntArray,
-    normalization: Normalization = "mean",
-) -> torch.Tensor:
-    """Scores ``(B, K)`` of K candidates of each query's own, the same as :func:`score_candidates` gives."""
-    weight_VD, bias_V = model.decoder
-    device = weight_VD.device
-    k = ids_BK.shape[1]
-    chosen = candidates.take(ids_BK.ravel())
-    lengths = chosen.lengths_N
-    query = torch.from_numpy(np.repeat(np.repeat(np.arange(len(ids_BK)), k), lengths)).to(device)
-    within = np.arange(len(chosen.token_ids)) - np.repeat(chosen.offsets[:-1], lengths)
-    position, tokens = (torch.from_numpy(x).to(device) for x in (within, chosen.token_ids))
-    step = max(1, _GATHERED // weight_VD.shape[1])
-    parts = [
-        (weight_VD[t].float() * span.hidden_BLD[q, p]).sum(1) + bias_V[t].float() - log_normalizer_BL[q, p]
-        for q, p, t in zip(query.split(step), position.split(step), tokens.split(step), strict=True)
-    ]
-    bags = nn.functional.embedding_bag(
-        torch.arange(len(tokens), device=device),
-        torch.cat(parts)[:, None],
-        torch.from_numpy(chosen.offsets).to(device),
-        mode=normalization,
-        include_last_offset=True,
-    )
-    return bags.view(len(ids_BK), k)
-
-
-def token_log_probs(
-    model: SpanModel, span: SpanOutput, softmax_tokens: torch.Tensor | None, candidates: Candidates
-) -> list[list[list[float]]]:
-    """For B queries and few candidates, the log-likelihood of each token: ``[b][n][i]``, for explanations."""
-    table = PairTable.of(candidates, span.hidden_BLD.device)
-    values_PB = pair_log_probs(model, span, softmax_tokens, table)[table.pairs].T.tolist()
-    bounds = candidates.offsets.tolist()
-    return [[row[a:b] for a, b in pairwise(bounds)] for row in values_PB]
+    return scores_NB.T
 
 
 def entity_loss(

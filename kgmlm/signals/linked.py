@@ -17,18 +17,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
 from kgmlm.core import files
-from kgmlm.core.arrays import Device, IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query, distinct_triples
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reader, Reading
-
-Floats = npt.NDArray[np.float32]
 
 
 class Linked:
@@ -71,7 +68,7 @@ class Linked:
         graph: KnowledgeGraph,
         settings: Any = None,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
         kept: Path | None = None,
     ) -> Linked:
         """Count a graph's training triples."""

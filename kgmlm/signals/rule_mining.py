@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from kgmlm.core.arrays import BoolArray, IntArray, distinct
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, distinct
 from kgmlm.core.config import RuleSettings
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.signals.rule_set import LONGEST, NONE, ConstantRules, Floats, PathRules, RuleSet, confidence
+from kgmlm.signals.rule_set import LONGEST, NONE, ConstantRules, PathRules, RuleSet, confidence
 
 MOST = 2**22  # steps of paths that are taken at once
 TABLE = 2**26  # pairs of entity and directed relation that a table has a place for

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.entities import EntityTable, RelationTable
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 LONGEST = 3  # atoms of a body
 UNSEEN = 2  # wrong predictions that join those that were counted
 NONE = -1  # no relation, no entity, or any
-Floats = npt.NDArray[np.float32]
 _VARIABLE, _QUOTED = re.compile("[A-Z]"), re.compile('"[A-Z]"')
 
 

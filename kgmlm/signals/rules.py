@@ -19,7 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, Device, IntArray
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import RuleSettings, Settings
 from kgmlm.core.errors import NoRulesError, RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -30,7 +30,6 @@ from kgmlm.signals.rule_set import (
     NONE,
     UNSEEN,
     ConstantRules,
-    Floats,
     PathRules,
     RuleFile,
     RuleSet,
@@ -308,7 +307,7 @@ class Rules:
         graph: KnowledgeGraph,
         settings: RuleSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
         kept: Path | None = None,
     ) -> Rules:
         """Mine a graph's training triples, or read the rules of ``settings.file``.

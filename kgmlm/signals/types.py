@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, Device, IntArray, top
+from kgmlm.core.arrays import BoolArray, Floats, IntArray, top
 from kgmlm.core.config import Settings, TypeSettings
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
@@ -34,7 +33,6 @@ from kgmlm.signals.base import Pool
 from kgmlm.signals.vector import EntityVectors
 from kgmlm.text.reader import Reader, Reading
 
-Floats = npt.NDArray[np.float32]
 SOURCES = ("seen", "given", "nearest", "none")  # of an entity's types
 NONE = -1
 SMOOTHING = 1e-4  # of shares in an affinity
@@ -477,7 +475,7 @@ class Types:
         graph: KnowledgeGraph,
         settings: TypeSettings,
         advance: Callable[[int, int], None] = lambda n, total: None,
-        device: Device = None,
+        device: str | None = None,
         kept: Path | None = None,
     ) -> Types:
         """Count a graph's training triples.
@@ -500,7 +498,7 @@ class Types:
 
     def aided(self, vectors: EntityVectors) -> Types:
         """A copy in which entities without types have those of the nearest seen ones."""
-        return Types(self.types.aided(vectors.array))
+        return Types(self.types.aided(lambda: vectors.all))
 
     def save(self, path: Path) -> None:
         """Write what was counted as safetensors."""

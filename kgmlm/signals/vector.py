@@ -12,13 +12,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from kgmlm.core import files
-from kgmlm.core.arrays import Array, Device, IntArray, at, cosines, joined, like, numpy
+from kgmlm.core.arrays import Floats, IntArray, Table, products_of_own
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.core.machine import bound_memory
 from kgmlm.core.processes import sharing
@@ -26,9 +25,6 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.text.reader import Reader, Reading
-
-if TYPE_CHECKING:
-    from kgmlm.text.torch_model import Residuals
 
 _TEXTS = 8192  # entity texts tokenized at once
 
@@ -38,7 +34,6 @@ class VectorSource(Protocol):
 
     Attributes:
         entities: of the graph.
-        device: of the vectors; None is NumPy.
     """
 
     @property
@@ -46,27 +41,27 @@ class VectorSource(Protocol):
         """The entities of the graph."""
 
     @property
-    def device(self) -> Device:
-        """The device of the vectors; None is NumPy."""
-
-    @property
     def width(self) -> int:
         """Return D."""
 
-    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
+    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Floats]]:
         """Yield (some of the ids, their unit vectors) until all are read."""
+
+    def table(self, rows_ND: Floats) -> Table:
+        """Vectors placed where they are compared with others."""
 
 
 class ReaderSource:
     """Entity texts as the masked LM of a run reads them, at a mask behind each.
 
     Attributes:
-        residuals: added to the vectors while they are trained; saved vectors have them in.
+        residuals: turns vectors ``(E, D)`` of entities into what training has learned of these beside their
+            texts; None where it learns no such thing. Saved vectors have it in.
     """
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self.residuals: Residuals | None = None
+        self.residuals: Callable[[IntArray, Floats], Floats] | None = None
 
     @property
     def entities(self) -> EntityTable:
@@ -74,28 +69,25 @@ class ReaderSource:
         return self.reader.context.entities
 
     @property
-    def device(self) -> Device:
-        """The model's."""
-        return self.reader.model.device
-
-    @property
     def width(self) -> int:
         """Return D."""
-        return int(self.reader.model.decoder[0].shape[1])
+        return self.reader.model.width
 
-    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Array]]:
+    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Floats]]:
         """Read entities: one forward pass for each batch."""
-        model = self.reader.model
-        model.eval()
         for start in range(0, len(ids), _TEXTS):
             part = ids[start : start + _TEXTS]
             for rows, batch in self.reader.padded(self.reader.encode_entities(part), batch_size):
-                with model.inference():
-                    vectors_BD = model(batch).vector_BD
-                    if self.residuals is not None:
-                        vectors_BD = self.residuals(at(model.device, part[rows]), vectors_BD)
-                    yield part[rows], vectors_BD
+                vectors_BD = self.reader.model.states(batch).vector_BD
+                assert vectors_BD is not None
+                if self.residuals is not None:
+                    vectors_BD = self.residuals(part[rows], vectors_BD)
+                yield part[rows], vectors_BD
                 bound_memory()
+
+    def table(self, rows_ND: Floats) -> Table:
+        """Vectors placed where the model computes."""
+        return self.reader.model.table(rows_ND)
 
 
 class EntityVectors:
@@ -111,8 +103,9 @@ class EntityVectors:
 
     def forget(self) -> None:
         """Read all entities again: the model has changed."""
-        self._saved_MD: Array | None = None
-        self._own_KD: Array | None = None  # of the entities from M on
+        self._saved_MD: Floats | None = None
+        self._own_KD: Floats | None = None  # of the entities from M on
+        self._tables: list[Table] | None = None  # of both
         self._read_N = np.zeros(len(self.source.entities), np.bool_)
 
     def over(self, source: VectorSource) -> EntityVectors:
@@ -128,41 +121,39 @@ class EntityVectors:
         return twin
 
     @property
-    def all(self) -> Array:
+    def all(self) -> Floats:
         """Vectors ``(N, D)`` of all entities; those not read yet are read now."""
         pieces = self._pieces()
-        return pieces[0] if len(pieces) == 1 else joined(pieces)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
-    def _pieces(self) -> list[Array]:
+    def _pieces(self) -> list[Floats]:
         """:attr:`all`, one below the other."""
         self.read()
         pieces = [piece for piece in (self._saved_MD, self._own_KD) if piece is not None and len(piece)]
         return pieces or [self._none()]
 
-    def array(self) -> npt.NDArray[np.float32]:
-        """:attr:`all` for NumPy."""
-        return numpy(self.all)
+    def cosines(self, vector_BD: Floats) -> Floats:
+        """Cosines ``(B, N)`` of unit vectors and those of all entities, computed where these are."""
+        if self._tables is None or self.unread:
+            self._tables = [self.source.table(piece) for piece in self._pieces()]
+        parts = [table.products(vector_BD) for table in self._tables]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
-    def cosines(self, vector_BD: Array) -> Array:
-        """Cosines ``(B, N)`` of unit vectors and those of all entities, read where they are."""
-        found = [cosines(vector_BD, piece) for piece in self._pieces()]
-        return found[0] if len(found) == 1 else joined(found, 1)
-
-    def adopt(self, entities: EntityTable, vectors_MD: Array) -> None:
+    def adopt(self, entities: EntityTable, vectors_MD: Floats) -> None:
         """Take over the vectors of M entities that this model has read: those of the same label and text.
 
         They are not copied where the graph's first M entities are these.
         """
-        vectors_MD = at(self.source.device, vectors_MD)
         known = self.source.entities
         rows_N = np.arange(len(known)) if entities is known else known.rows_in(entities)
-        self._take(rows_N, vectors_MD, lambda rows: vectors_MD[like(rows, vectors_MD)])
+        self._take(rows_N, vectors_MD, vectors_MD.__getitem__)
 
-    def _take(self, rows_N: IntArray, saved_MD: Array | None, of: Callable[[IntArray], Array]) -> None:
+    def _take(self, rows_N: IntArray, saved_MD: Floats | None, of: Callable[[IntArray], Floats]) -> None:
         """Take over vectors by their rows, -1 for none: those of the first M entities as they are saved."""
         count = 0 if saved_MD is None else len(saved_MD)
         begins = len(rows_N) >= count and bool((rows_N[:count] == np.arange(count)).all())
         self._saved_MD, self._own_KD, self._read_N = (saved_MD if begins else None), None, rows_N >= 0
+        self._tables = None
         there = np.flatnonzero(self._read_N[self._first :]) + self._first
         if len(there):
             self._write(there, of(rows_N[there]))
@@ -172,37 +163,37 @@ class EntityVectors:
         """The first entity whose vector is not among those that were saved."""
         return 0 if self._saved_MD is None else len(self._saved_MD)
 
-    def _none(self) -> Array:
-        """Zeros ``(K, D)``; NumPy's take no memory until they are written."""
-        shape = (len(self._read_N) - self._first, self.source.width)
-        return at(self.source.device, np.zeros(shape, np.float32))
+    def _none(self) -> Floats:
+        """Zeros ``(K, D)``, which take no memory until they are written."""
+        return np.zeros((len(self._read_N) - self._first, self.source.width), np.float32)
 
-    def _write(self, ids: IntArray, vectors_ED: Array) -> None:
+    def _write(self, ids: IntArray, vectors_ED: Floats) -> None:
         if self._own_KD is None:
             self._own_KD = self._none()
-        self._own_KD[like(ids - self._first, self._own_KD)] = vectors_ED
+        self._own_KD[ids - self._first] = vectors_ED
+        self._tables = None
 
-    def of(self, ids: IntArray) -> Array:
+    def of(self, ids: IntArray) -> Floats:
         """Vectors of some entities, of the shape of ``ids`` and D; those not read yet are read now."""
         if not self._read_N[ids].all():
             self.read(ids=np.unique(ids))
         if self._saved_MD is None or self._own_KD is None:
             vectors_ND = self._own_KD if self._saved_MD is None else self._saved_MD
             assert vectors_ND is not None
-            return vectors_ND[like(ids, vectors_ND)]
+            return vectors_ND[ids]
         below = ids.ravel() >= self._first
         old, new = ids.ravel()[~below], ids.ravel()[below] - self._first
-        found = joined([self._saved_MD[like(old, self._saved_MD)], self._own_KD[like(new, self._own_KD)]])
-        places = np.argsort(np.argsort(below, kind="stable"), kind="stable").reshape(ids.shape)
-        return found[like(places, found)]
+        vectors_ED = np.empty((ids.size, self._own_KD.shape[1]), np.float32)
+        vectors_ED[~below], vectors_ED[below] = self._saved_MD[old], self._own_KD[new]
+        return vectors_ED.reshape(*ids.shape, vectors_ED.shape[1])
 
     def missing(self, ids: IntArray | None = None) -> IntArray:
         """Return which entities, of some or of all, have no vector yet."""
         return np.flatnonzero(~self._read_N) if ids is None else ids[~self._read_N[ids]]
 
-    def put(self, ids: IntArray, vectors_MD: npt.NDArray[np.float32]) -> None:
+    def put(self, ids: IntArray, vectors_MD: Floats) -> None:
         """Take over the vectors of M entities that another process has read."""
-        self._write(ids, at(self.source.device, vectors_MD))
+        self._write(ids, vectors_MD)
         self._read_N[ids] = True
 
     @property
@@ -267,7 +258,7 @@ class EntityVectors:
             if not path.is_file() and part % world.size == world.rank:
                 self.read(batch_size, lambda n: advance(n, count), ids)
                 with files.atomic_file(path) as temporary, temporary.open("wb") as file:
-                    np.save(file, numpy(self.of(ids)))
+                    np.save(file, self.of(ids))
                 self.forget()
             else:
                 advance(len(ids), count)
@@ -309,7 +300,7 @@ def read_together(
         part = missing[start : start + world.size * ROUND]
         mine = part[world.rank :: world.size]
         vectors.read(batch_size, advance, mine)
-        known = numpy(vectors.of(mine))
+        known = vectors.of(mine)
         for rank, (others, read) in enumerate(world.gathered((mine, known))):
             if rank != world.rank:
                 vectors.put(others, read)
@@ -337,7 +328,7 @@ class Vector:
 
     def save(self, path: Path) -> None:
         """Write the vectors of all entities, in order; those that are missing are read."""
-        files.write_tensors(path, {"vectors": np.ascontiguousarray(numpy(self.vectors.all))})
+        files.write_tensors(path, {"vectors": np.ascontiguousarray(self.vectors.all)})
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Vector:
@@ -355,7 +346,7 @@ class Vector:
         except Exception as error:
             why = first_line(error)
             raise RunError(f"{path} cannot be read: {why}") from None
-        expected = (len(graph.entities), reader.model.decoder[0].shape[1])
+        expected = (len(graph.entities), reader.model.width)
         if vectors_ND.shape != expected:
             raise RunError(f"{path} has vectors of shape {vectors_ND.shape}; the run needs {expected}")
         vectors = EntityVectors(ReaderSource(reader))
@@ -366,14 +357,14 @@ class Vector:
         """A copy for another graph; vectors of entities that it has read are kept."""
         return Vector(self.vectors.over(ReaderSource(reader)))
 
-    def score(self, reading: Reading, pool: Pool) -> Array:
+    def score(self, reading: Reading, pool: Pool) -> Floats:
         """Cosines ``(B, N)`` or ``(B, K)``."""
-        vector_BD = reading.span.vector_BD
+        vector_BD = reading.states.vector_BD
         assert vector_BD is not None
         if pool.ids is None:
             return self.vectors.cosines(vector_BD)
         chosen = self.vectors.of(pool.filled)
-        return (chosen @ vector_BD[:, :, None])[:, :, 0] if pool.own else cosines(vector_BD, chosen)
+        return products_of_own(vector_BD, chosen) if pool.own else vector_BD @ chosen.T
 
 
 @runtime_checkable

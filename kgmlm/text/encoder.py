@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from kgmlm.core.arrays import Device, IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.errors import ModelError
 from kgmlm.core.machine import bound_memory, installed, keep_memory, reduced
 from kgmlm.core.progress import watcher_of
@@ -29,7 +29,6 @@ from kgmlm.text.onnx_model import Structure
 from kgmlm.text.tokenization import check_model_folder, model_named, reason, transformers_tokenizer
 
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
-Floats = npt.NDArray[np.float32]
 _TEXTS = 8192  # tokenized at once
 _UNUSED = "pooler."  # of weights that no pooling here needs, and many checkpoints lack
 ENCODER, _CONFIG, _TOKENIZER = "encoder.", "encoder:config", "encoder:tokenizer"
@@ -173,7 +172,7 @@ class TextEncoder:
         self,
         texts: Sequence[str],
         batch_size: int = 64,
-        device: Device = None,
+        device: str | None = None,
         precision: str = "auto",
     ) -> Iterator[tuple[IntArray, Floats]]:
         """Read texts: yields (rows of ``texts``, unit vectors ``(B, D)``), in no set order.
@@ -196,7 +195,7 @@ class TextEncoder:
                 yield start + rows, pooled_BD / np.maximum(length_B1, np.float32(1e-12))
                 bound_memory()
 
-    def _states(self, device: Device, precision: str) -> Callable[[IntArray, IntArray], Floats]:
+    def _states(self, device: str | None, precision: str) -> Callable[[IntArray, IntArray], Floats]:
         """A function from token ids and their mask to states ``(B, T, D)``."""
         if self.structure is not None and self.structure.is_file():
             structure = self._by_onnx

@@ -2,8 +2,8 @@
 
 The file ``encoder.onnx`` is the structure of a masked LM's encoder and its head alone. Its weights are those
 of ``model.safetensors`` beside it, given to the runtime when it is opened: so they are never others. The
-logits of the decoder are left to :mod:`kgmlm.signals.likelihood`. The encoder of the bi-encoder has a
-structure of its own.
+logits of the decoder are made by NumPy (:func:`kgmlm.text.reader.log_probabilities`). The encoder of the
+bi-encoder has a structure of its own.
 
 Shapes: B texts, T tokens, L span, S positions read per text, D width, V vocabulary.
 """
@@ -12,28 +12,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, ValidationError
 
-from kgmlm.core.arrays import IntArray, logits, logsumexp
+from kgmlm.core.arrays import Floats, HostTable, IntArray, unit
 from kgmlm.core.digests import StrictModel, sha256
 from kgmlm.core.errors import ModelError, first_line
 from kgmlm.core.machine import installed
-from kgmlm.text.reader import SpanOutput
+from kgmlm.text.reader import PairTable, States, log_probabilities
 from kgmlm.text.tokenization import MaskedBatch
 
 ONNX_FILE = "encoder.onnx"
 WEIGHTS = "model.safetensors"
 KEY = "kgmlm"  # of what we say in the file's metadata, which are its last bytes
 _MARK = b'{"kgmlm_structure":'  # what these begin with
-_CHUNK = 2**26  # logits held at once while normalizing: 256 MB
-Floats = npt.NDArray[np.float32]
 
 
 class Facts(StrictModel):
@@ -159,7 +156,7 @@ class OnnxModel:
         path: its structure.
     """
 
-    device = None  # its arrays are NumPy's
+    gpu = None
 
     def __init__(self, folder: Path, path: Path) -> None:
         self.folder, self.path = folder, path
@@ -204,26 +201,29 @@ class OnnxModel:
         """Return the decoder's weight (V, D) and bias (V,)."""
         return self._opened[1]
 
-    def __call__(self, batch: MaskedBatch) -> SpanOutput:
+    @property
+    def width(self) -> int:
+        """Return D."""
+        return int(self.decoder[0].shape[1])
+
+    def states(self, batch: MaskedBatch) -> States:
         """Encode a batch; one pass for all queries."""
         steps = np.arange(batch.span_length + batch.vector)
         columns_BS: IntArray = batch.span_start_B[:, None] + steps
         states_BSD = self._opened[0].states(
             input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, columns=columns_BS
         )
-        if not batch.vector:
-            return SpanOutput(states_BSD)
-        vector_BD = states_BSD[:, -1]
-        length_B1 = np.sqrt((vector_BD * vector_BD).sum(-1, keepdims=True))
-        return SpanOutput(states_BSD[:, :-1], vector_BD / np.maximum(length_B1, np.float32(1e-12)))
+        return States(states_BSD[:, :-1], unit(states_BSD[:, -1])) if batch.vector else States(states_BSD)
 
-    def eval(self) -> OnnxModel:
-        """Nothing: it cannot be trained."""
-        return self
+    def log_probabilities(
+        self, states: States, pairs: PairTable, softmax_tokens: IntArray | None = None
+    ) -> Floats:
+        """See :class:`~kgmlm.text.reader.TextModel`."""
+        return log_probabilities(self.decoder, states, pairs, softmax_tokens)
 
-    def inference(self) -> AbstractContextManager[None]:
-        """Nothing: it keeps nothing for gradients."""
-        return nullcontext()
+    def table(self, rows_ND: Floats) -> HostTable:
+        """Rows where they are."""
+        return HostTable(rows_ND)
 
     def reduce(self, enabled: bool = True) -> None:
         """Refuse to encode in bf16.
@@ -233,20 +233,6 @@ class OnnxModel:
         """
         if enabled:
             raise ModelError("ONNX Runtime computes in fp32 here; --precision bf16 needs --runtime torch")
-
-    def log_normalizer(self, span: SpanOutput, tokens: IntArray | None = None) -> Floats:
-        """``log Z_BL`` over the vocabulary, or over ``tokens`` only."""
-        weight_VD, bias_V = self.decoder
-        if tokens is not None:
-            weight_VD, bias_V = weight_VD[tokens], bias_V[tokens]
-        shape = span.hidden_BLD.shape
-        rows_D = span.hidden_BLD.reshape(-1, shape[2])
-        found = np.empty(len(rows_D), np.float32)
-        step = max(1, _CHUNK // len(weight_VD))
-        for start in range(0, len(rows_D), step):
-            some = slice(start, start + step)
-            found[some] = logsumexp(logits(rows_D[some], weight_VD, bias_V))
-        return found.reshape(shape[:2])
 
 
 def read_facts(data: bytes) -> Facts:

@@ -1,25 +1,26 @@
 """Texts to states: the only place where context, text, tokens and model meet, and the only padding loop.
 
-Names of all candidates are one table of distinct (position, token) pairs, which scoring averages over.
+The text model is the door between NumPy and what computes (:class:`TextModel`): texts go in as batches of
+tokens, states and log-probabilities come out as NumPy arrays. Names of all candidates are one table of
+distinct (position, token) pairs, which scoring averages over.
 
-Shapes: B queries, E entities, N candidates or entities of the graph, L span, D width of the decoder's input,
-V vocabulary, P distinct (position, token) pairs.
+Shapes: B queries, N candidates or entities of the graph, L span, D width of the decoder's input, V
+vocabulary, P distinct (position, token) pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from kgmlm.core.arrays import Array, Device, IntArray, joined, like, numpy
-from kgmlm.core.arrays import at as on
+from kgmlm.core.arrays import Floats, IntArray, Table, logits, logsumexp
 from kgmlm.core.config import Settings
 from kgmlm.core.errors import ModelError
 from kgmlm.core.machine import bound_memory, keep_memory
@@ -28,75 +29,36 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.text.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.text.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, Vocabulary
 
+Normalization = Literal["mean", "sum"]
+Int32s = npt.NDArray[np.int32]
+_LOGITS = 2**25  # logits held at once: 128 MB
 
-@dataclass(frozen=True)
-class SpanOutput:
-    """States that enter the decoder, float32.
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """States of B texts that enter the decoder.
 
     Attributes:
         hidden_BLD: at the span positions.
         vector_BD: at the mask behind the span, of length 1; None where there is no such mask.
-        entities_ED: the vectors of the entities that were read beside the queries, if any were.
-        names_BMD: at the masks of names that were read token by token, if any were.
     """
 
-    hidden_BLD: Array
-    vector_BD: Array | None = None
-    entities_ED: Array | None = None
-    names_BMD: Array | None = None
+    hidden_BLD: Floats
+    vector_BD: Floats | None = None
 
-    def take(self, rows: IntArray) -> SpanOutput:
-        """The states of some queries."""
-        at = like(rows, self.hidden_BLD)
-        return SpanOutput(self.hidden_BLD[at], None if self.vector_BD is None else self.vector_BD[at])
+    def take(self, rows: IntArray) -> States:
+        """The states of some texts."""
+        return States(self.hidden_BLD[rows], None if self.vector_BD is None else self.vector_BD[rows])
 
     @classmethod
-    def joined(cls, parts: Sequence[SpanOutput]) -> SpanOutput:
+    def joined(cls, parts: Sequence[States]) -> States:
         """The states of several batches behind each other."""
         vectors = [part.vector_BD for part in parts if part.vector_BD is not None]
-        hidden_BLD = joined([part.hidden_BLD for part in parts])
-        return cls(hidden_BLD, joined(vectors) if len(vectors) == len(parts) else None)
+        hidden_BLD = np.concatenate([part.hidden_BLD for part in parts])
+        return cls(hidden_BLD, np.concatenate(vectors) if len(vectors) == len(parts) else None)
 
 
-class TextModel(Protocol):
-    """A masked LM that answers at the span only, whatever computes it."""
-
-    @property
-    def device(self) -> Device:
-        """The device of its arrays; None for NumPy's."""
-
-    @property
-    def positions(self) -> int | None:
-        """Return how many tokens a text may have; None where the model sets no limit."""
-
-    @property
-    def tokens(self) -> int:
-        """Return how many tokens it can read."""
-
-    @property
-    def decoder(self) -> tuple[Array, Array]:
-        """Decoder weight (V, D) and bias (V,)."""
-
-    def __call__(self, batch: MaskedBatch) -> SpanOutput:
-        """The states of a batch."""
-
-    def eval(self) -> Any:
-        """Switch off what only training does."""
-
-    def inference(self) -> AbstractContextManager[Any]:
-        """In it nothing is kept for gradients."""
-
-    def log_normalizer(self, span: SpanOutput, tokens: Array | None = None) -> Array:
-        """``log Z_BL`` over the vocabulary, or over ``tokens`` only."""
-
-    def reduce(self, enabled: bool = True) -> None:
-        """Encode in bf16, where that is possible."""
-
-
-Normalization = Literal["mean", "sum"]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairTable:
     """Candidates as bags of rows of a table of distinct (position, token) pairs, sorted by position.
 
@@ -107,18 +69,14 @@ class PairTable:
         offsets: candidate n owns ``pairs[offsets[n]:offsets[n + 1]]``.
     """
 
-    tokens_P: Array
+    tokens_P: IntArray
     starts: tuple[int, ...]
-    pairs: Array
-    offsets: Array
+    pairs: Int32s
+    offsets: Int32s
 
     @classmethod
-    def of(cls, candidates: Candidates, device: Device = "cpu") -> PairTable:
-        """Find the distinct pairs of a candidate table: by marking them, which is cheaper than sorting.
-
-        Args:
-            device: where the table is; None is NumPy.
-        """
+    def of(cls, candidates: Candidates) -> PairTable:
+        """Find the distinct pairs of a candidate table: by marking them, which is cheaper than sorting."""
         token_ids = candidates.token_ids
         lengths = candidates.lengths_N
         span, base = (int(x.max(initial=-1)) + 1 for x in (lengths - 1, token_ids))
@@ -132,22 +90,18 @@ class PairTable:
         distinct = np.flatnonzero(used)
         row_of = np.cumsum(used, dtype=np.int32) - 1
         starts = np.searchsorted(distinct, np.arange(span + 1) * base)
-        return cls(
-            on(device, distinct % max(base, 1)),
-            tuple(starts.tolist()),
-            on(device, row_of[keys]),
-            on(device, candidates.offsets.astype(np.int32)),
-        )
+        offsets = candidates.offsets.astype(np.int32)
+        return cls(distinct % max(base, 1), tuple(starts.tolist()), row_of[keys], offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @cached_property
-    def columns(self) -> tuple[list[tuple[Array, ...]], Array]:
+    def columns(self) -> tuple[list[tuple[Int32s, ...]], Int32s]:
         """The pairs by length: for names of 0, 1, 2, ... tokens the pairs at each position, and the place of
         each candidate among the names so grouped.
         """
-        offsets, pairs = numpy(self.offsets), numpy(self.pairs)
+        offsets, pairs = self.offsets, self.pairs
         lengths = np.diff(offsets)
         order = np.argsort(lengths, kind="stable")
         places = np.empty(len(order), np.int32)
@@ -156,8 +110,73 @@ class PairTable:
         bounds = np.searchsorted(lengths[order], np.arange(lengths.max(initial=0) + 2))
         for length, (start, end) in enumerate(pairwise(bounds.tolist())):
             firsts = offsets[order[start:end]]
-            groups.append(tuple(like(pairs[firsts + i], self.pairs) for i in range(length)))
-        return groups, like(places, self.pairs)
+            groups.append(tuple(pairs[firsts + i] for i in range(length)))
+        return groups, places
+
+
+class TextModel(Protocol):
+    """A masked LM that answers at the span only, whatever computes it: NumPy arrays in and out."""
+
+    @property
+    def gpu(self) -> str | None:
+        """Return the GPU that it computes on, such as "cuda:0"; None on a CPU."""
+
+    @property
+    def positions(self) -> int | None:
+        """Return how many tokens a text may have; None where the model sets no limit."""
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens it can read."""
+
+    @property
+    def width(self) -> int:
+        """Return D."""
+
+    def states(self, batch: MaskedBatch) -> States:
+        """The states of a batch of texts, by one forward pass without gradients."""
+
+    def log_probabilities(
+        self, states: States, pairs: PairTable, softmax_tokens: IntArray | None = None
+    ) -> Floats:
+        """``log p_i(t)`` of every (position i, token t) pair under each query, ``(B, P)``.
+
+        Args:
+            softmax_tokens: what the softmax runs over; None is the whole vocabulary.
+        """
+
+    def table(self, rows_ND: Floats) -> Table:
+        """Rows, such as entity vectors, placed where the model computes."""
+
+    def reduce(self, enabled: bool = True) -> None:
+        """Encode in bf16, where that is possible."""
+
+
+def log_probabilities(
+    decoder: tuple[Floats, Floats], states: States, pairs: PairTable, softmax_tokens: IntArray | None
+) -> Floats:
+    """:meth:`TextModel.log_probabilities` on a CPU.
+
+    Args:
+        decoder: weight ``(V, D)`` and bias ``(V,)``.
+    """
+    weight_VD, bias_V = decoder
+    count, length, width = states.hidden_BLD.shape
+    log_probs_BP = np.empty((count, len(pairs.tokens_P)), np.float32)
+    step = max(1, _LOGITS // max(1, length * len(weight_VD)))
+    for start in range(0, count, step):
+        some = slice(start, start + step)
+        # 1) logits of all tokens at all positions
+        logits_bLV = logits(states.hidden_BLD[some].reshape(-1, width), weight_VD, bias_V)
+        logits_bLV = logits_bLV.reshape(-1, length, len(weight_VD))
+        # 2) those of the pairs
+        for i, (begin, end) in enumerate(pairwise(pairs.starts)):
+            log_probs_BP[some, begin:end] = logits_bLV[:, i, pairs.tokens_P[begin:end]]
+        # 3) less the logarithm of the sum over the softmax, which overwrites the logits
+        log_z_bL = logsumexp(logits_bLV if softmax_tokens is None else logits_bLV[..., softmax_tokens])
+        for i, (begin, end) in enumerate(pairwise(pairs.starts)):
+            log_probs_BP[some, begin:end] -= log_z_bL[:, i, None]
+    return log_probs_BP
 
 
 class Reading:
@@ -170,24 +189,24 @@ class Reading:
     def __init__(
         self,
         queries: Queries,
-        read: Callable[[Queries], SpanOutput] | None = None,
-        span: SpanOutput | None = None,
+        read: Callable[[Queries], States] | None = None,
+        states: States | None = None,
     ) -> None:
         self.queries = queries
         self._read = read
-        if span is not None:
-            vars(self)["span"] = span
+        if states is not None:
+            vars(self)["states"] = states
 
     @cached_property
-    def span(self) -> SpanOutput:
+    def states(self) -> States:
         """States at the hole and behind it."""
         assert self._read is not None, "queries without a model to read them"
         return self._read(self.queries)
 
     def take(self, rows: IntArray) -> Reading:
         """Some of the queries, with their states where these were read."""
-        span = vars(self).get("span")
-        return Reading(self.queries[rows], self._read, span and span.take(rows))
+        states = vars(self).get("states")
+        return Reading(self.queries[rows], self._read, states and states.take(rows))
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[IntArray, Reading]]) -> Reading:
@@ -201,9 +220,9 @@ class Reading:
                 for name in ("entity_B", "relation_B", "tail_B")
             )
         )
-        spans = [vars(reading).get("span") for _, reading in parts]
-        read = [span for span in spans if span is not None]
-        whole = SpanOutput.joined(read).take(order) if len(read) == len(spans) else None
+        states = [vars(reading).get("states") for _, reading in parts]
+        read = [part for part in states if part is not None]
+        whole = States.joined(read).take(order) if len(read) == len(states) else None
         return cls(queries, parts[0][1]._read, whole)
 
 
@@ -211,13 +230,13 @@ _BATCHES = 64  # batches of queries tokenized at once
 
 
 def padded(
-    tokenizer: SpanTokenizer, encoded: Sequence[Encoded], batch_size: int, device: Device
+    tokenizer: SpanTokenizer, encoded: Sequence[Encoded], batch_size: int
 ) -> Iterator[tuple[IntArray, MaskedBatch]]:
     """Padded batches with their rows, long texts first so that memory peaks at once."""
     order = np.argsort([-len(e.input_ids) for e in encoded], kind="stable")
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
-        yield rows, tokenizer.collate([encoded[i] for i in rows]).to(device)
+        yield rows, tokenizer.collate([encoded[i] for i in rows])
 
 
 class Reader:
@@ -241,7 +260,7 @@ class Reader:
     ) -> None:
         self.context = context
         self.tokenizer = tokenizer
-        self.model: Any = model  # a SpanModel where it is trained
+        self.model = model  # a SpanModel where it is trained
         self.settings = settings
         self.vocabulary = vocabulary
         get_template(settings.text.template)  # a name that there is
@@ -308,17 +327,11 @@ class Reader:
 
     def padded(self, encoded: Sequence[Encoded], batch_size: int) -> Iterator[tuple[IntArray, MaskedBatch]]:
         """Texts as :func:`padded` batches them."""
-        return padded(self.tokenizer, encoded, batch_size, self.model.device)
+        return padded(self.tokenizer, encoded, batch_size)
 
-    def _states(self, batch: MaskedBatch) -> SpanOutput:
-        with self.model.inference():
-            states: SpanOutput = self.model(batch)
-        return states
-
-    def read(self, queries: Queries) -> SpanOutput:
+    def read(self, queries: Queries) -> States:
         """The states of B queries in one batch, in their order."""
-        self.model.eval()
-        return self._states(self.tokenizer.collate(self.encode(queries)).to(self.model.device))
+        return self.model.states(self.tokenizer.collate(self.encode(queries)))
 
     def reading(self, queries: Queries, batch_size: int = 64, *, text: bool = True) -> Reading:
         """Queries with their states in their order, as one; ``text`` as of :meth:`readings`."""
@@ -344,11 +357,10 @@ class Reader:
                 yield rows, Reading(queries[rows], self.read)
                 advance(len(rows))
             return
-        self.model.eval()
         keep_memory()
         for start in range(0, len(queries), _BATCHES * batch_size):  # bounds what is encoded at once
             encoded = self.encode(queries[start : start + _BATCHES * batch_size])
             for rows, batch in self.padded(encoded, batch_size):
-                yield rows + start, Reading(queries[rows + start], span=self._states(batch))
+                yield rows + start, Reading(queries[rows + start], states=self.model.states(batch))
                 bound_memory()
                 advance(len(rows))

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kgmlm.core.arrays import IntArray
-from kgmlm.text.reader import Normalization, SpanOutput
+from kgmlm.core.arrays import Floats, IntArray
+from kgmlm.text.reader import Normalization
 from kgmlm.text.tokenization import Candidates, MaskedBatch
-from kgmlm.text.torch_model import SpanBatch, SpanModel, positions_of
+from kgmlm.text.torch_model import SpanBatch, SpanModel, SpanOutput, positions_of
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Spelled:
         """A batch with these names behind its texts; the masks of the names are read after the hole."""
         texts, length = batch.input_ids_BT.shape
         k, span = self.tokens_BKL.shape[1:]
-        device = batch.input_ids_BT.device
+        device = self.tokens_BKL.device
+        read, after_B1 = positions_of(batch, device), torch.from_numpy(batch.span_start_B).to(device)[:, None]
         width = k * span
-        masks_BM = batch.input_ids_BT.gather(1, batch.span_start_B[:, None]).expand(texts, width)
-        ids_BS = torch.cat([batch.input_ids_BT, self.tokens_BKL.reshape(texts, width), masks_BM], 1)
+        masks_BM = read.input_ids_BT.gather(1, after_B1).expand(texts, width)
+        ids_BS = torch.cat([read.input_ids_BT, self.tokens_BKL.reshape(texts, width), masks_BM], 1)
         within_M = torch.arange(span, device=device).repeat(k)
-        places_BM = batch.span_start_B[:, None] + within_M
+        places_BM = after_B1 + within_M
         columns_T = torch.arange(length, device=device)
         positions_BS = torch.cat([columns_T.expand(texts, length), places_BM, places_BM], 1)
-        of_text_BT = batch.attention_mask_BT.bool()
-        after_B1 = batch.span_start_B[:, None]
+        of_text_BT = read.attention_mask_BT.bool()
         hole_BT = (columns_T >= after_B1) & (columns_T < after_B1 + batch.span_length + batch.vector)
         names_M = torch.arange(k, device=device).repeat_interleave(span)
         same_MM = names_M[:, None] == names_M
@@ -80,7 +80,6 @@ class Spelled:
         allowed_BSS[:, tokens, tokens] = (before_MM & there_B1M) | own_MM
         allowed_BSS[:, masks, tokens] = before_MM & there_B1M
         allowed_BSS[:, masks, masks] = own_MM
-        read = positions_of(batch)
         asked_M = torch.arange(length + width, whole, device=device)
         columns = torch.cat([read.columns, asked_M.expand(texts, width)], 1)
         rows = torch.arange(texts, device=device)[:, None].expand_as(columns)
@@ -100,7 +99,7 @@ def spelled_log_probs(
     weight_VD, bias_V = model.decoder
     states_BKLD = span.names_BMD.unflatten(1, names.tokens_BKL.shape[1:])
     rows_RD, tokens_R = states_BKLD[names.there_BKL], names.tokens_BKL[names.there_BKL]
-    normalizer_R = model.log_normalizer(SpanOutput(rows_RD[None]), softmax_tokens)[0]
+    normalizer_R = model.log_normalizer(rows_RD, softmax_tokens)
     own_R = (weight_VD[tokens_R].float() * rows_RD).sum(1) + bias_V[tokens_R].float()
     found_BKL = states_BKLD.new_zeros(names.there_BKL.shape)
     found: torch.Tensor = found_BKL.index_put((names.there_BKL,), own_R - normalizer_R)
@@ -113,3 +112,26 @@ def spelled_scores(
     """Scores ``(B, K)`` of names: the mean or sum of their tokens' log-probabilities; 0 of missing names."""
     total_BK = log_probs_BKL.sum(2)
     return total_BK / names.there_BKL.sum(2).clamp_min(1) if normalization == "mean" else total_BK
+
+
+@torch.inference_mode()
+def read_names(
+    model: SpanModel,
+    batch: MaskedBatch,
+    names: Candidates,
+    ids_BK: IntArray,
+    softmax_tokens: IntArray | None,
+    normalization: Normalization = "mean",
+) -> Floats:
+    """Scores ``(B, K)`` of K candidates of each text, read token by token; 0 where an id is -1.
+
+    Args:
+        names: of all candidates.
+        softmax_tokens: what the normalizer sums over; None is the whole vocabulary.
+    """
+    model.eval()
+    spelled = Spelled.of(names, ids_BK, batch.span_length).to(model.device)
+    tokens = None if softmax_tokens is None else torch.from_numpy(softmax_tokens).to(model.device)
+    log_probs_BKL = spelled_log_probs(model, model(batch, names=spelled.behind(batch)), spelled, tokens)
+    scores_BK: Floats = spelled_scores(log_probs_BKL, spelled, normalization).cpu().numpy()
+    return scores_BK

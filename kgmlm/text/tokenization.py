@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kgmlm.core import digests, files
-from kgmlm.core.arrays import Array, BoolArray, Device, IntArray, at
+from kgmlm.core.arrays import BoolArray, IntArray
 from kgmlm.core.config import Settings, TextSettings
 from kgmlm.core.errors import ModelError
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -58,21 +58,11 @@ class MaskedBatch:
     With ``vector``, one more mask follows the hole.
     """
 
-    input_ids_BT: Array
-    attention_mask_BT: Array
-    span_start_B: Array
+    input_ids_BT: IntArray
+    attention_mask_BT: IntArray
+    span_start_B: IntArray
     span_length: int
     vector: bool = False
-
-    def to(self, device: Device) -> MaskedBatch:
-        """The batch on a device; None is NumPy."""
-        return MaskedBatch(
-            at(device, self.input_ids_BT),
-            at(device, self.attention_mask_BT),
-            at(device, self.span_start_B),
-            self.span_length,
-            self.vector,
-        )
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,21 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutput
 
+from kgmlm.core.arrays import Floats, HostTable, IntArray, Table
 from kgmlm.core.errors import ModelError, first_line
-from kgmlm.text.reader import SpanOutput
+from kgmlm.text.reader import PairTable, States, TextModel, log_probabilities
 from kgmlm.text.tokenization import MaskedBatch, check_model_folder, model_named, reason
 
 if TYPE_CHECKING:
@@ -39,6 +41,23 @@ if TYPE_CHECKING:
 
 FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 FROM_PADDING = ("camembert", "roberta", "xlm-roberta")  # whose positions count from behind the padding's
+
+
+@dataclass(frozen=True)
+class SpanOutput:
+    """States that enter the decoder, float32, with gradients where these are enabled.
+
+    Attributes:
+        hidden_BLD: at the span positions.
+        vector_BD: at the mask behind the span, of length 1; None where there is no such mask.
+        entities_ED: the vectors of the entities that were read beside the queries, if any were.
+        names_BMD: at the masks of names that were read token by token, if any were.
+    """
+
+    hidden_BLD: torch.Tensor
+    vector_BD: torch.Tensor | None = None
+    entities_ED: torch.Tensor | None = None
+    names_BMD: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -211,7 +230,7 @@ class PackedEncoder:
 _LAYERS = 1000  # that a model has at most
 _LOADING = threading.RLock()  # transformers lays weights by settings of the whole process
 _ENTERING = threading.RLock()  # a model keeps where it is read while it is read
-_CHUNK = 2**26  # logits held at once while normalizing: 256 MB
+_LOGITS = 2**26  # logits held at once: 256 MB
 
 
 @contextmanager
@@ -309,10 +328,6 @@ class SpanModel(nn.Module):
         count: int = self.mlm.get_input_embeddings().num_embeddings
         return count
 
-    def inference(self) -> AbstractContextManager[Any]:
-        """In it nothing is kept for gradients."""
-        return torch.inference_mode()
-
     def forward(
         self,
         batch: MaskedBatch,
@@ -330,7 +345,7 @@ class SpanModel(nn.Module):
         Raises:
             ModelError: when the family cannot read names token by token.
         """
-        first = positions_of(batch)
+        first = positions_of(batch, self.device)
         if names is not None:
             if not self.packs:
                 raise ModelError(
@@ -338,7 +353,7 @@ class SpanModel(nn.Module):
                     "RoBERTa families can"
                 )
             first = names
-        states = self._at([first, *(positions_of(part) for part in entities)])
+        states = self._at([first, *(positions_of(part, self.device) for part in entities)])
         spelled = None
         if names is not None:
             read = batch.span_length + batch.vector
@@ -401,15 +416,54 @@ class SpanModel(nn.Module):
         device: torch.device = self.mlm.device
         return device
 
-    def log_normalizer(self, span: SpanOutput, tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """``log Z_BL``: the log of the summed exponentials over the vocabulary, or over ``tokens`` only."""
+    @property
+    def gpu(self) -> str | None:
+        """Return the GPU that it computes on, such as "cuda:0"; None on a CPU."""
+        return None if self.device.type == "cpu" else str(self.device)
+
+    @property
+    def width(self) -> int:
+        """Return D."""
+        return int(self.decoder[0].shape[1])
+
+    def states(self, batch: MaskedBatch) -> States:
+        """See :class:`~kgmlm.text.reader.TextModel`."""
+        if self.training:
+            self.eval()
+        with torch.inference_mode():
+            span = self(batch)
+        vector_BD = None if span.vector_BD is None else span.vector_BD.cpu().numpy()
+        return States(span.hidden_BLD.cpu().numpy(), vector_BD)
+
+    def log_probabilities(
+        self, states: States, pairs: PairTable, softmax_tokens: IntArray | None = None
+    ) -> Floats:
+        """See :class:`~kgmlm.text.reader.TextModel`."""
+        weight_VD, bias_V = (x.detach().float() for x in self.decoder)
+        if self.gpu is None:
+            return log_probabilities((weight_VD.numpy(), bias_V.numpy()), states, pairs, softmax_tokens)
+        return log_probabilities_by_torch((weight_VD, bias_V), states, pairs, softmax_tokens)
+
+    def table(self, rows_ND: Floats) -> Table:
+        """See :class:`~kgmlm.text.reader.TextModel`."""
+        if self.gpu is None:
+            return HostTable(rows_ND)
+        return DeviceTable(torch.from_numpy(np.ascontiguousarray(rows_ND)).to(self.device))
+
+    def log_normalizer(self, rows_RD: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """The log of the summed exponentials of the logits of R states ``(R,)``, differentiable.
+
+        Args:
+            tokens: what the sum is over; None is the whole vocabulary.
+        """
         weight_VD, bias_V = self.decoder
         if tokens is not None:
             weight_VD, bias_V = weight_VD[tokens], bias_V[tokens]
-        rows_D = span.hidden_BLD.flatten(0, 1)
-        step = max(1, _CHUNK // len(weight_VD))
-        parts = [logits(part, weight_VD.float(), bias_V.float()).logsumexp(-1) for part in rows_D.split(step)]
-        return torch.cat(parts).view(span.hidden_BLD.shape[:2])
+        step = max(1, _LOGITS // len(weight_VD))
+        parts = [
+            logits(part, weight_VD.float(), bias_V.float()).logsumexp(-1) for part in rows_RD.split(step)
+        ]
+        return torch.cat(parts)
 
     def attend(self, implementation: str) -> None:
         """Compute attention by another of the library's implementations, where the family has it."""
@@ -444,12 +498,54 @@ class SpanModel(nn.Module):
         self.mlm.save_pretrained(folder)
 
 
-def positions_of(batch: MaskedBatch) -> SpanBatch:
+def positions_of(batch: MaskedBatch, device: torch.device) -> SpanBatch:
     """The positions that are read of a batch: its hole and the mask behind it."""
-    steps = torch.arange(batch.span_length + batch.vector, device=batch.span_start_B.device)
-    columns = batch.span_start_B[:, None] + steps
-    rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
-    return SpanBatch(batch.input_ids_BT, batch.attention_mask_BT, rows, columns)
+    ids_BT, mask_BT, start_B = (
+        torch.from_numpy(x).to(device)
+        for x in (batch.input_ids_BT, batch.attention_mask_BT, batch.span_start_B)
+    )
+    columns = start_B[:, None] + torch.arange(batch.span_length + batch.vector, device=device)
+    rows = torch.arange(len(columns), device=device)[:, None].expand_as(columns)
+    return SpanBatch(ids_BT, mask_BT, rows, columns)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTable:
+    """Rows on a GPU; see :class:`~kgmlm.core.arrays.Table`."""
+
+    rows_ND: torch.Tensor
+
+    @torch.inference_mode()
+    def products(self, queries_BD: Floats) -> Floats:
+        """See :class:`~kgmlm.core.arrays.Table`."""
+        query_BD = torch.from_numpy(np.ascontiguousarray(queries_BD)).to(self.rows_ND.device)
+        scores_BN: Floats = (query_BD @ self.rows_ND.T).cpu().numpy()
+        return scores_BN
+
+
+@torch.inference_mode()
+def log_probabilities_by_torch(
+    decoder: tuple[torch.Tensor, torch.Tensor],
+    states: States,
+    pairs: PairTable,
+    softmax_tokens: IntArray | None,
+) -> Floats:
+    """:func:`kgmlm.text.reader.log_probabilities` where the decoder's weights are, such as on a GPU."""
+    weight_VD, bias_V = decoder
+    device, length = weight_VD.device, states.hidden_BLD.shape[1]
+    tokens_P = torch.from_numpy(pairs.tokens_P).to(device)
+    among = None if softmax_tokens is None else torch.from_numpy(softmax_tokens).to(device)
+    position_P = torch.from_numpy(np.repeat(np.arange(len(pairs.starts) - 1), np.diff(pairs.starts)))
+    at_P = position_P.to(device) * len(weight_VD) + tokens_P
+    step = max(1, _LOGITS // max(1, length * len(weight_VD)))
+    parts = [np.zeros((0, len(pairs.tokens_P)), np.float32)]
+    for start in range(0, len(states.hidden_BLD), step):
+        hidden_bLD = torch.from_numpy(states.hidden_BLD[start : start + step]).to(device)
+        logits_bLV = logits(hidden_bLD.flatten(0, 1), weight_VD, bias_V).unflatten(0, (-1, length))
+        log_z_bL = (logits_bLV if among is None else logits_bLV[..., among]).logsumexp(2)
+        log_probs_bP = logits_bLV.flatten(1)[:, at_P] - log_z_bL[:, position_P.to(device)]
+        parts.append(log_probs_bP.cpu().numpy())
+    return np.concatenate(parts)
 
 
 def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> torch.Tensor:
@@ -472,6 +568,19 @@ class Residuals(nn.Module):
     def forward(self, entity_ids: torch.Tensor, read_ED: torch.Tensor) -> torch.Tensor:
         """Unit vectors ``(E, D)``."""
         return nn.functional.normalize(read_ED + self.residual_ND[entity_ids], dim=-1)
+
+    @torch.inference_mode()
+    def added(self, entity_ids: IntArray, read_ED: Floats) -> Floats:
+        """The same without gradients."""
+        ids, read = (torch.from_numpy(x).to(self.residual_ND.device) for x in (entity_ids, read_ED))
+        vectors_ED: Floats = self(ids, read).cpu().numpy()
+        return vectors_ED
+
+
+def span_model(model: TextModel) -> SpanModel:
+    """A text model that is trained, or that reads names token by token: only torch's can."""
+    assert isinstance(model, SpanModel), "this needs the model by torch"
+    return model
 
 
 def load_model(path: str | Path, seed: int = 0) -> SpanModel:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray
 from kgmlm.core.processes import ALONE, ProcessGroup
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.pair_features import CandidateScores, Floats, blocks_of
+from kgmlm.ranking.pair_features import CandidateScores, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, odd_answers
@@ -212,19 +212,16 @@ def read_lists(
     open_DK, asked_DK = np.zeros((2, len(distinct), most), np.bool_)
     list_B, column_B = np.zeros((2, len(task.queries)), np.int64)
     read_DKF, view = np.zeros((len(distinct), most, width), np.float32), task.view()
-    for own, scores_dN, states in ranker.scored(
-        distinct[share], None, batch_size, lambda n: advance(n, len(distinct))
-    ):
-        rows, queries = share[own], distinct[share[own]]
-        best, ids_dK = best_of(ranker.context, queries, scores_dN, most, ranker.pool())
+    for own, first in ranker.ranked(distinct[share], None, batch_size, lambda n: advance(n, len(distinct))):
+        rows, queries = share[own], first.queries
+        best, ids_dK = best_of(ranker.context, first, most)
         ids_dK = best.to_read(ids_dK)
+        found.put(rows, CandidateScores.of(first, best, ids_dK))
         for at in blocks_of(len(rows), batch_size):
-            some = CandidateScores.of(ranker, states.take(at), ids_dK[at], best.scores_BK[at])
-            found.put(rows[at], some)
             read_DKF[rows[at]] = read(queries[at], rows[at], ids_dK[at])
         open_DK[rows] = (ids_dK >= 0) & task.member_N[ids_dK] & ~_among(ids_dK, *task.known.lookup(queries))
         for part in task.parts(rows):
-            view.rank(scores_dN, part)
+            view.rank(first.scores_BN, part)
             own_bK = ids_dK[part.group] == part.answers[:, None]
             list_B[part.at] = rows[part.group]
             column_B[part.at] = np.where(own_bK.any(1), own_bK.argmax(1), -1)

@@ -28,7 +28,7 @@ from kgmlm.core.progress import Watcher
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.folder import ENDED, RunFolder
 from kgmlm.runs.writing import discard_checkpoints, save_model, write_record
-from kgmlm.text.torch_model import SpanModel, bf16_fault, reduced_products
+from kgmlm.text.torch_model import SpanModel, bf16_fault, reduced_products, span_model
 from kgmlm.training.objectives import objective
 from kgmlm.training.start import (
     PROVISIONAL,
@@ -324,7 +324,7 @@ def train(
         ConfigError: when the loss is no longer finite.
         OSError: when the disk is full; the last checkpoint is then intact.
     """
-    accelerator = _accelerator(run, tracker, device, ranker.reader.model, reporter or Watcher())
+    accelerator = _accelerator(run, tracker, device, span_model(ranker.reader.model), reporter or Watcher())
     checkpoint = latest_checkpoint(run.path) if resume else None
     training = _Training(
         run,
@@ -380,7 +380,7 @@ class _Training:
         self.accelerator, self.validate, self.reporter = accelerator, validate, reporter
         # Else whoever called reads them at the end.
         self.reads_all = not self.settings.validated(len(run.graph.entities))
-        self.model = _placed(ranker.reader.model, self.settings, accelerator)
+        self.model = _placed(span_model(ranker.reader.model), self.settings, accelerator)
         process = (accelerator.process_index, accelerator.num_processes)
         self.stream, self.losses = objective(ranker, run.graph, self.settings, process)
         self.optimizer = _optimizer(self.model, self.losses.residuals, run.settings, peak_learning_rate(run))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import Advance
@@ -24,7 +24,7 @@ from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
-from kgmlm.ranking.second_stage import Conditional, Floats, ReverseScoring, best_of
+from kgmlm.ranking.second_stage import Conditional, ReverseScoring, best_of
 from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
 from kgmlm.training.weights import silent, validation_task, weigh
@@ -102,9 +102,8 @@ def _all_reverse_scores(
     share = task.share(sharing())
     queries = task.distinct[share]
     ids_SK = np.full((len(share), most), -1)
-    for rows, _, said in ranker.signal_scores(queries, batch_size=batch_size):
-        asked = queries[rows]
-        best, ids_dK = best_of(ranker.context, asked, ranker.combined(asked, said), most, ranker.pool())
+    for rows, first in ranker.first_stage(queries, batch_size=batch_size):
+        best, ids_dK = best_of(ranker.context, first, most)
         ids_SK[rows] = best.to_read(ids_dK)
     back_DK = np.zeros((len(task.groups), most), np.float32)
     back_DK[share] = ReverseScoring(Use(most, 1.0)).score(ranker, queries, ids_SK, batch_size, advance)

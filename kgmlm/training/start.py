@@ -290,7 +290,7 @@ def fit_signal(
     graph: KnowledgeGraph,
     settings: Settings,
     advance: Callable[[int, int], None] = lambda n, total: None,
-    device: torch.device | None = None,
+    device: str | None = None,
     kept: Path | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Train a signal that is beside the text model, and say how for the record.

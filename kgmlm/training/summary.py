@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
-import torch
 
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import Protocol, Side
 from kgmlm.core.errors import QueryError
 from kgmlm.evaluation.evaluator import evaluate
@@ -36,9 +36,10 @@ class Counting(PlainScorer):
         shape = (2 * len(graph.relations), self.entities)
         self.counts = sp.csr_array((np.ones(len(row_n), np.float32), (row_n, column_n)), shape)
 
-    def score(self, queries: Queries) -> torch.Tensor:
+    def score(self, queries: Queries) -> Floats:
         """Counts ``(B, N)``."""
-        return torch.from_numpy(self.counts[2 * queries.relation_B + queries.tail_B].toarray())
+        counts_BN: Floats = self.counts[2 * queries.relation_B + queries.tail_B].toarray()
+        return counts_BN
 
 
 class Figure(NamedTuple):

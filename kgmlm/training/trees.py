@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from kgmlm.core import machine
-from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError, first_line
 from kgmlm.core.progress import Advance, Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.pair_features import Floats, PairFeatures, blocks_of
+from kgmlm.ranking.pair_features import PairFeatures, blocks_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists

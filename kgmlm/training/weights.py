@@ -25,10 +25,8 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, spreads
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray, highest, spreads
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.processes import sharing
@@ -47,7 +45,6 @@ REGULARIZATION = 1.0  # of all weights toward those that give signals equal vari
 CHECKED = 200  # validation triples by which weights are checked
 FAR = 10.0  # largest log ratio of a weight to the one that gives equal variance
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
-Floats = npt.NDArray[np.float32]
 
 
 def check_choice(protocol: Protocol) -> None:
@@ -74,7 +71,7 @@ def ranked_by(
     ranker: Ranker,
     task: RankingTask,
     count: int,
-    score: Callable[[Queries, IntArray, SignalScores], Iterable[torch.Tensor]],
+    score: Callable[[Queries, IntArray, SignalScores], Iterable[Floats]],
     advance: Callable[[int, int], None],
     batch_size: int = 64,
     by: tuple[str, ...] | None = None,
@@ -215,29 +212,27 @@ class ValidationSample:
 
 def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> tuple[Floats, BoolArray]:
     """Signal scores ``(b, C, S)`` of the answers and of the best others, and which are there ``(b, C)``."""
-    device = ranker.reader.model.device
-    source, answer_b1, rows, columns = (
-        torch.from_numpy(x).to(device)
-        for x in (part.group, part.answers[:, None], *part.known)
-    )  # fmt: skip
-    queries = task.queries[part.at]
-    said_SbN = [torch.as_tensor(x, device=device)[source].float() for x in said.values()]
-    blocked_bN = ranker.possible.applied(torch.zeros_like(said_SbN[0]), queries, task.ids) < 0
+    queries, rows_b = task.queries[part.at], np.arange(len(part.at))
+    scores_SbN = [scores_dN[part.group] for scores_dN in said.values()]
+    # 1) what competes: what can answer, and no known triple has
+    blocked_bN = ranker.possible.applied(np.zeros_like(scores_SbN[0]), queries, task.ids) < 0
     if task.ids is None:
-        blocked_bN |= torch.from_numpy(~task.member_N).to(device)
-    impossible_b1 = blocked_bN.gather(1, answer_b1)
-    blocked_bN[rows, columns] = True
-    blocked_bN.scatter_(1, answer_b1, True)
+        blocked_bN |= ~task.member_N
+    impossible_b1 = blocked_bN[rows_b, part.answers][:, None]
+    blocked_bN[part.known] = True
+    blocked_bN[rows_b, part.answers] = True
+    # 2) the best of them by each signal, each once
     most = min(BEST, blocked_bN.shape[1])
-    ranking = [x for name, x in zip(said, said_SbN, strict=True) if not is_signed(name)]
-    best_bC = torch.cat([x.masked_fill(blocked_bN, -torch.inf).topk(most).indices for x in ranking], 1)
-    best_bC = best_bC.sort(1).values
-    there_bC = ~blocked_bN.gather(1, best_bC)
+    ranking = [x for name, x in zip(said, scores_SbN, strict=True) if not is_signed(name)]
+    best = [highest(np.where(blocked_bN, np.float32(-np.inf), x), most)[1] for x in ranking]
+    best_bC = np.sort(np.concatenate(best, 1), 1)
+    there_bC = ~np.take_along_axis(blocked_bN, best_bC, 1)
     there_bC[:, 1:] &= best_bC[:, 1:] != best_bC[:, :-1]
-    there_bC = torch.cat([torch.ones_like(impossible_b1), there_bC], 1) & ~impossible_b1
-    best_bC = torch.cat([answer_b1, best_bC], 1)
-    scores_bCS = torch.stack([x.gather(1, best_bC) for x in said_SbN], 2)
-    return scores_bCS.masked_fill(~there_bC[..., None], 0.0).cpu().numpy(), there_bC.cpu().numpy()
+    # 3) the answer goes first
+    there_bC = np.concatenate([np.ones_like(impossible_b1), there_bC], 1) & ~impossible_b1
+    best_bC = np.concatenate([part.answers[:, None], best_bC], 1)
+    scores_bCS = np.stack([np.take_along_axis(x, best_bC, 1) for x in scores_SbN], 2)
+    return np.where(there_bC[..., None], scores_bCS, np.float32(0)), there_bC
 
 
 def _weights(fitted_S: FloatArray, signed_S: BoolArray) -> FloatArray:

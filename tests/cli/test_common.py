@@ -7,13 +7,14 @@ import signal
 import time
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
-import torch
 import typer
 
 from kgmlm.cli.common import command
 from kgmlm.cli.printing import print_lines, print_metrics, print_table
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import Protocol
 from kgmlm.core.errors import DataError
 from kgmlm.evaluation.evaluator import evaluate
@@ -97,8 +98,8 @@ def test_a_mistake_of_ours_is_not_hidden() -> None:
 class Constant(PlainScorer):
     """Scores everything the same."""
 
-    def score(self, queries: Queries) -> torch.Tensor:
-        return torch.zeros(len(queries), self.entities)
+    def score(self, queries: Queries) -> Floats:
+        return np.zeros((len(queries), self.entities), np.float32)
 
 
 def constant(graph: KnowledgeGraph) -> Constant:

@@ -1,38 +1,24 @@
-"""Arrays of both kinds: what is written once for torch and NumPy computes the same with either."""
-
 from __future__ import annotations
 
 import numpy as np
-import pytest
-import torch
 
 from kgmlm.core import arrays
 
 ROWS = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
-def test_an_array_goes_where_it_is_asked_for() -> None:
-    tensor = arrays.at("cpu", ROWS)
-    assert isinstance(tensor, torch.Tensor)
-    assert arrays.at(None, ROWS) is ROWS
-    assert arrays.at("cpu", tensor) is tensor
-    assert isinstance(arrays.like(ROWS, tensor), torch.Tensor)
-    assert isinstance(arrays.like(tensor, ROWS), np.ndarray)
-    assert np.array_equal(arrays.numpy(torch.tensor([1.0], requires_grad=True)), [1.0])
-
-
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_both_kinds_compute_the_same(device: str | None) -> None:
-    one, other = arrays.at(device, ROWS), arrays.at(device, ROWS[::-1].copy())
-    assert np.array_equal(arrays.numpy(arrays.where(one > 0, one, 0.0)), np.maximum(ROWS, 0))
-    changed = arrays.put(one, (np.array([0, 2]), np.array([1, 3])), 9.0)
-    assert arrays.numpy(changed)[[0, 2], [1, 3]].tolist() == [9.0, 9.0]
-    assert np.array_equal(arrays.numpy(one), ROWS), "a copy is changed"
-    assert (arrays.numpy(arrays.put(one, ROWS > 0, 0.0)) <= 0).all()
-    product = arrays.numpy(arrays.complex_product(one, other))
+def test_products_of_complex_numbers() -> None:
+    product = arrays.complex_product(ROWS, ROWS[::-1])
     expected = (ROWS[:, :2] + 1j * ROWS[:, 2:]) * (ROWS[::-1, :2] + 1j * ROWS[::-1, 2:])
     np.testing.assert_allclose(product, np.concatenate([expected.real, expected.imag], 1), rtol=1e-5)
-    np.testing.assert_allclose(arrays.numpy(arrays.cosines(one, other)), ROWS @ ROWS[::-1].T, rtol=1e-5)
+
+
+def test_rows_are_multiplied_by_all_queries_or_by_one_of_their_own() -> None:
+    every_BN = arrays.HostTable(ROWS).products(ROWS[:2])
+    np.testing.assert_allclose(every_BN, ROWS[:2] @ ROWS.T, rtol=1e-5)
+    own = np.array([[2, 0], [1, 1]])
+    own_BK = arrays.products_of_own(ROWS[:2], ROWS[own])
+    np.testing.assert_allclose(own_BK, np.take_along_axis(every_BN, own, 1), rtol=1e-5)
 
 
 def test_exponentials_that_do_not_fit_are_summed() -> None:

@@ -18,7 +18,7 @@ from doubles import fake
 from worlds import together
 
 from kgmlm.core import processes
-from kgmlm.core.arrays import IntArray, numpy
+from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Protocol, TypeSettings, VectorSettings
 from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.processes import ALONE, ProcessGroup, join, sharing, speaks
@@ -168,7 +168,7 @@ def test_processes_choose_the_weights_of_one(
         mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
         assert bars["reading entities"] == len(toy.entities)
         assert ranker.vectors is not None
-        return mixture.tables, uses["reverse"], figures, numpy(ranker.vectors.all)
+        return mixture.tables, uses["reverse"], figures, ranker.vectors.all
 
     tables, use, figures, vectors_ND = job(ALONE)
     read.clear()

@@ -21,7 +21,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Functional, Possible
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
+from kgmlm.ranking.retrieval import Retrieval, scores_of
 from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.index import build_index
 from kgmlm.signals.rules import Rules
@@ -109,8 +109,7 @@ class Shortlisted:
         self.ranker, self.retrieval = ranker, retrieval
 
     def rank(self, queries: Queries) -> Iterator[tuple[IntArray, Any]]:
-        for rows, scores_bN, _ in retrieve_and_rank(self.ranker, queries, self.retrieval):
-            yield rows, scores_bN
+        yield from scores_of(self.ranker, queries, self.retrieval, 64)
 
 
 def by_pykeen(graph: KnowledgeGraph, ranker: Any, *, as_pykeen_loads: bool) -> dict[str, float]:
@@ -157,7 +156,7 @@ def test_ranks_are_those_of_pykeens_evaluator(
     if "retrieve" in kind:
         pytest.importorskip("faiss")
         retrieval = Retrieval(build_index(ranker, toy), 9)
-    ours = evaluate(ranker, toy, Protocol(), retrieval=retrieval).report
+    ours = evaluate(ranker, toy, Protocol(pykeen=True), retrieval=retrieval).report
     scored = ranker if retrieval is None else Shortlisted(ranker, retrieval)
     compared = [(ours["metrics"], by_pykeen(toy, scored, as_pykeen_loads=False))]
     if retrieval is None:  # which PyKEEN knows nothing of

@@ -16,7 +16,9 @@ def written(toy: KnowledgeGraph, path: Path) -> Ranks:
     count = 2 * len(triples)
     best = np.arange(count) % 5 + 1
     ranks = Ranks(best, best + 1, np.full(count, 31))
-    write_ranks(path, toy, triples, np.arange(count) >= len(triples), ranks, np.zeros(count), "scores 7")
+    write_ranks(
+        path, toy, triples, np.arange(count) >= len(triples), ranks, np.zeros(count, np.float32), "scores 7"
+    )
     return ranks
 
 

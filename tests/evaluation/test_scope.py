@@ -44,7 +44,7 @@ def elsewhere(toy: KnowledgeGraph, prefix: str = "new ") -> KnowledgeGraph:
 def test_another_graph_is_all_unseen(toy: KnowledgeGraph) -> None:
     other = elsewhere(toy)
     scope = Scope.inductive(toy, other, Protocol(candidates="graph"))
-    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
+    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph", pykeen=True)).report
     assert report["dataset"] == "elsewhere"
     assert report["candidates"]["count"] == len(other.entities)
     assert report["breakdown"]["unseen_position"]["both"]["count"] == 16
@@ -79,7 +79,7 @@ def test_a_run_that_knows_an_entity_is_refused_unless_allowed(toy: KnowledgeGrap
     with pytest.raises(DataError, match=r"1 of the 4 entities of 'partly'.*'france'.*--allow-seen-entities"):
         Scope.inductive(toy, partly, Protocol())
     scope = Scope.inductive(toy, partly, Protocol(candidates="graph"), allow_seen_entities=True)
-    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph")).report
+    report = evaluate(fake(scope.graph), scope, Protocol(candidates="graph", pykeen=True)).report
     parts = report["breakdown"]["unseen_position"]
     assert (parts["tail"]["count"], parts["both"]["count"]) == (2, 2)
     assert "pykeen_comparable" not in report, "there is nothing to compare on another graph"

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from doubles import FakeRanker
 
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import VectorSettings
 from kgmlm.core.errors import DataError, RunError
 from kgmlm.evaluation.metrics import binned, reweighted
@@ -111,8 +111,8 @@ class Knowing(FakeRanker):
         super().__init__(len(graph.entities), "tied")
         self.true = set(map(tuple, graph.all_triples.tolist()))
 
-    def score(self, queries: Queries) -> torch.Tensor:
-        scores = super().score(queries) / 10
+    def score(self, queries: Queries) -> Floats:
+        scores = super().score(queries) / np.float32(10)
         for b, query in enumerate(queries):
             for e in range(self.n):
                 triple = (query.entity, query.relation, e)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from doubles import FakeRanker
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,12 +49,12 @@ def test_features_are_as_their_definitions_say(
         return
     known = (np.zeros(len(answers), np.int64), np.array(sorted(answers), np.int64))
     rows, ids = np.zeros(1, np.int64), np.array([asked])
-    found = side_features(torch.tensor([scores], dtype=torch.float32), rows, ids, known, temperature)
+    found = side_features(np.array([scores], np.float32), rows, ids, known, temperature)
     assert found[0] == pytest.approx(by_hand(list(map(float, scores)), asked, answers, temperature))
 
 
 def test_an_answer_far_above_all_others_leaves_probabilities_finite() -> None:
-    scores_BN, rows = torch.tensor([[0.0, -200.0, -201.0, -202.0]]), np.zeros(3, np.int64)
+    scores_BN, rows = np.array([[0, -200, -201, -202]], np.float32), np.zeros(3, np.int64)
     known = (np.zeros(1, np.int64), np.zeros(1, np.int64))
     found = side_features(scores_BN, rows, np.array([0, 1, 2]), known, temperature=0.25)
     log_softmax = found[:, FEATURES.index("log_softmax")]
@@ -65,7 +64,7 @@ def test_an_answer_far_above_all_others_leaves_probabilities_finite() -> None:
 @given(st.integers(0, 1000))
 def test_a_triples_own_label_changes_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    scores = torch.from_numpy(rng.integers(0, 5, (1, 12)).astype(np.float32))
+    scores = rng.integers(0, 5, (1, 12)).astype(np.float32)
     others = rng.choice(11, 3, replace=False)
     rows, ids = np.zeros(1, np.int64), np.array([11])
     without, within = (
@@ -76,7 +75,7 @@ def test_a_triples_own_label_changes_nothing(seed: int) -> None:
 
 
 def test_what_cannot_answer_is_as_good_as_the_worst_that_can() -> None:
-    scores = torch.tensor([[1.0, IMPOSSIBLE, 3.0, 0.5], [IMPOSSIBLE] * 4])
+    scores = np.array([[1.0, IMPOSSIBLE, 3.0, 0.5], [IMPOSSIBLE] * 4], np.float32)
     known = (np.zeros(0, np.int64), np.zeros(0, np.int64))
     rows, ids = np.array([0, 0, 1]), np.array([1, 3, 0])
     found = side_features(scores, rows, ids, known)
@@ -86,7 +85,7 @@ def test_what_cannot_answer_is_as_good_as_the_worst_that_can() -> None:
 
 def test_a_candidate_alone_is_first() -> None:
     known = (np.zeros(2, np.int64), np.array([0, 2]))
-    found = side_features(torch.tensor([[1.0, 0.0, 3.0]]), np.zeros(1, np.int64), np.array([1]), known)[0]
+    found = side_features(np.array([[1, 0, 3]], np.float32), np.zeros(1, np.int64), np.array([1]), known)[0]
     assert found[FEATURES.index("reciprocal_rank")] == 1
     assert found[FEATURES.index("log_softmax")] == pytest.approx(0)
     assert np.isfinite(found).all()
@@ -142,7 +141,7 @@ def test_hard_negatives_rank_high(toy: KnowledgeGraph) -> None:
         is_tail = negative[2] != true[2]
         entity, new = (negative[0], negative[2]) if is_tail else (negative[2], negative[0])
         query = Queries(np.array([entity]), np.array([negative[1]]), np.array([is_tail]))
-        scores = scorer.score(query)[0].numpy()
+        scores = scorer.score(query)[0]
         wrong = np.delete(scores, known.lookup(query)[1])
         assert (wrong > scores[new]).sum() < HARD
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kgmlm.ranking.retrieval import Floats, Part, build_part, flat_part
+from kgmlm.core.arrays import Floats
+from kgmlm.ranking.retrieval import Part, build_part, flat_part
 
 pytest.importorskip("faiss")
 

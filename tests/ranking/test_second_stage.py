@@ -9,20 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from doubles import FixedStage, arbitrary
+from doubles import FixedStage, arbitrary, scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import TextSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
-from kgmlm.ranking.retrieval import Retrieval, retrieve_and_rank
+from kgmlm.ranking.retrieval import Retrieval, scores_of
 from kgmlm.ranking.second_stage import Conditional, best_of
 from kgmlm.runs.index import build_index
-from kgmlm.signals.base import Pool
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 
 
@@ -34,20 +33,19 @@ def ranker(staged_ranker: Ranker) -> Ranker:
 def test_only_the_best_gain_and_stay_ahead(ranker: Ranker, toy: KnowledgeGraph) -> None:
     queries, _ = toy.queries("test")
     known = 0
-    for rows, _, said in ranker.signal_scores(queries):
-        before = ranker.mixture.combine(said, queries[rows])
-        after = ranker.reranked(queries[rows], before)
+    for rows, first in ranker.first_stage(queries):
+        before, after = first.scores_BN, ranker.reranked(first).scores_BN
         for b, query in enumerate(queries[rows]):
-            answered = torch.from_numpy(np.isin(np.arange(len(toy.entities)), list(answers(toy, query))))
-            leading = before[b].masked_fill(answered, -torch.inf).topk(5).indices
+            answered = np.isin(np.arange(len(toy.entities)), list(answers(toy, query)))
+            leading = np.argsort(np.where(answered, np.inf, -before[b]))[:5]
             gained = (after[b] != before[b]) & ~answered
-            assert set(gained.nonzero()[:, 0].tolist()) <= set(leading.tolist())
+            assert set(np.flatnonzero(gained).tolist()) <= set(leading.tolist())
             assert int(gained.sum()) >= 4, "the worst read gains nothing"
             ahead = before[b] >= before[b, leading].min()
             assert after[b, ahead].min() > after[b, ~ahead].max()
-            read = torch.from_numpy(arbitrary(queries[rows][np.array([b])], leading.numpy()[None])[0])
+            read = arbitrary(queries[rows][np.array([b])], leading[None])[0]
             gain = 2 * (read - read.min())
-            close = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+            close = partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-4)
             close(after[b, leading], before[b, leading] + gain)
             ahead &= answered
             close(after[b, ahead], before[b, ahead] + gain.max())
@@ -65,22 +63,21 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
         Use(k, weight), lambda queries, ids_BK: rng.normal(0, 9, ids_BK.shape).astype(np.float32)
     )
     queries = toy.queries("train")[0][np.arange(12)]
-    generator = torch.Generator().manual_seed(seed)
-    before = torch.randn(12, len(toy.entities), generator=generator)
+    before = np.random.default_rng(seed).standard_normal((12, len(toy.entities)), np.float32)
     if tied:
         before = before.round()
     ranker: Any = SimpleNamespace(
         context=toy.context, mixture=Mixture.even({"likelihood": 1.0}, len(toy.relations))
     )
-    after = made.reranked(ranker, queries, before, Pool(len(toy.entities)))
+    after = made.reranked(ranker, scored(queries, before)).scores_BN
     for b, query in enumerate(queries):
         fresh = np.setdiff1d(np.arange(len(toy.entities)), list(answers(toy, query)))
-        last = before[b, fresh].sort(descending=True).values[:k][-1]
+        last = -np.sort(-before[b, fresh])[:k][-1]
         ahead = before[b] >= last
         assert after[b, ahead].min() >= before[b, ahead].min()
         if (~ahead).any():
             assert after[b, ahead].min() > after[b, ~ahead].max()
-        assert torch.equal(after[b, ~ahead], before[b, ~ahead])
+        assert np.array_equal(after[b, ~ahead], before[b, ~ahead])
 
 
 def test_no_more_is_read_at_once_than_asked(
@@ -98,11 +95,11 @@ def test_no_more_is_read_at_once_than_asked(
 
     monkeypatch.setattr(ranker.reader.tokenizer, "collate", counted)
     for row, scores_N in _rows(ranker, queries, batch_size=3):
-        torch.testing.assert_close(scores_N, whole[row], atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(scores_N, whole[row], atol=1e-4, rtol=1e-4)
     assert max(sizes) == 3
 
 
-def _rows(ranker: Ranker, queries: Queries, **options: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _rows(ranker: Ranker, queries: Queries, **options: int) -> Iterator[tuple[int, Floats]]:
     for rows, scores_BN in ranker.rank(queries, **options):  # type: ignore[arg-type]
         yield from zip(rows.tolist(), scores_BN, strict=True)
 
@@ -127,12 +124,12 @@ def test_what_training_answers_already_is_passed_over(ranker: Ranker, toy: Knowl
     passed = 0
     for among, of_query in (
         (None, scores),
-        (some, scores[:, torch.from_numpy(some)]),
-        (own, scores.gather(1, torch.from_numpy(np.maximum(own, 0)))),
+        (some, scores[:, some]),
+        (own, np.take_along_axis(scores, np.maximum(own, 0), 1)),
     ):
         if among is own:
             of_query[:, -1] = MISSED
-        best, ids_BK = best_of(ranker.context, queries[rows], of_query, 5, ranker.pool(among))
+        best, ids_BK = best_of(ranker.context, scored(queries[rows], of_query, ranker.pool(among)), 5)
         for b, query in enumerate(queries[rows]):
             candidates = everyone if among is None else among if among.ndim == 1 else among[b]
             fresh = [
@@ -149,16 +146,16 @@ def test_what_training_answers_already_is_passed_over(ranker: Ranker, toy: Knowl
 
 def test_a_constant_scorer_stays_at_chance(ranker: Ranker, toy: KnowledgeGraph) -> None:
     queries, _ = toy.queries("test")
-    flat = torch.full((len(queries), len(toy.entities)), -3.0)
-    assert torch.equal(ranker.reranked(queries, flat), flat)
+    flat = np.full((len(queries), len(toy.entities)), -3.0, np.float32)
+    assert np.array_equal(ranker.reranked(scored(queries, flat)).scores_BN, flat)
 
 
 def test_what_a_shortlist_lacks_is_never_reranked(ranker: Ranker, toy: KnowledgeGraph) -> None:
     queries = toy.queries("test")[0][np.arange(2)]
-    scores = torch.full((2, 6), MISSED)
-    scores[:, :3] = torch.tensor([3.0, 2.0, 1.0])
+    scores = np.full((2, 6), MISSED, np.float32)
+    scores[:, :3] = 3, 2, 1
     ids = np.array([[4, 5, 6, -1, -1, -1]] * 2)
-    after = ranker.reranked(queries, scores, ranker.pool(ids))
+    after = ranker.reranked(scored(queries, scores, ranker.pool(ids))).scores_BN
     assert (after[:, 3:] == MISSED).all()
     assert (after[:, :3] > MISSED).all()
     assert (after[:, :3] != scores[:, :3]).any()
@@ -168,5 +165,7 @@ def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> Non
     pytest.importorskip("faiss")
     index = build_index(ranker, toy)
     queries, _ = toy.queries("test")
-    for _, shortlisted, exact in retrieve_and_rank(ranker, queries, Retrieval(index, 99)):
-        torch.testing.assert_close(shortlisted, exact, atol=1e-3, rtol=1e-4)
+    exact = dict(_rows(ranker, queries))
+    for rows, shortlisted in scores_of(ranker, queries, Retrieval(index, 99), 64):
+        for row, scores_N in zip(rows.tolist(), shortlisted, strict=True):
+            np.testing.assert_allclose(scores_N, exact[row], atol=1e-3, rtol=1e-4)

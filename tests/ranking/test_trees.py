@@ -25,6 +25,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
 from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, group_of
 from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.second_stage import best_of
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals.kge import KGE
@@ -205,7 +206,7 @@ def test_features_of_complex_and_rules_by_hand(knowing: Ranker, toy: KnowledgeGr
     def scores(entity: int, relation: int, tail: bool) -> Any:
         one = Queries(np.array([entity]), np.array([relation]), np.array([tail]))
         pool = knowing.pool()
-        return knowing.signal_score("kge", knowing.reader.reading(one, text=False), pool)[0].numpy()
+        return kge.score(knowing.reader.reading(one, text=False), pool)[0]
 
     known = np.asarray(kge.rows_N) >= 0
     for row, q in enumerate(queries):
@@ -245,8 +246,10 @@ def test_features_are_named_and_finite(knowing: Ranker, toy: KnowledgeGraph) -> 
     ids_BK[0, 1:] = -1
     ids_BK[1] = -1
     features = PairFeatures(knowing)
-    before_BK = np.zeros(ids_BK.shape, np.float32)
-    candidates = CandidateScores.of(knowing, knowing.reader.reading(queries), ids_BK, before_BK)
+    ((rows, first),) = knowing.first_stage(queries, batch_size=len(queries))
+    order = np.argsort(rows)
+    best, _ = best_of(knowing.context, first.take(order), ids_BK.shape[1])
+    candidates = CandidateScores.of(first.take(order), best, ids_BK)
     found = features.of(queries, candidates, knowing.mixture)
     assert found.shape == (*ids_BK.shape, len(features.names))
     assert found.dtype == np.float32
@@ -346,7 +349,7 @@ def test_parts_of_trees_sum_up(with_trees: Path) -> None:
     one = queries[np.array([0])]
     parts = trees.parts(ranker, one)
     ((_, with_1N),), ((_, without_1N),) = (list(r.rank(one)) for r in (ranker, ranker.without_stage("trees")))
-    gained = (with_1N - without_1N)[0].numpy()
+    gained = (with_1N - without_1N)[0]
     sums = {i: sum(of.values()) for i, of in parts.items()}
     some = [*sums]
     assert len(some) >= 50

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kgmlm.core.errors import RunError
 from kgmlm.ranking.ranker import Mixture, Use
 from kgmlm.runs.tuned import TunedWeights
 
 SHA = "0" * 64
-MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed("vector", torch.rand(3, 2), 0.1 + 0.2)
+MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed(
+    "vector", np.random.default_rng(0).random((3, 2), np.float32), 0.1 + 0.2
+)
 
 
 def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:

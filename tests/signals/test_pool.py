@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.signals.base import Pool
-from kgmlm.text.reader import Reading, SpanOutput
+from kgmlm.text.reader import Reading, States
 
 
 def test_a_pool_is_of_all_of_some_or_of_each_querys_own() -> None:
@@ -23,14 +22,14 @@ def test_a_pool_is_of_all_of_some_or_of_each_querys_own() -> None:
 def test_queries_are_read_once_and_only_when_asked(toy: KnowledgeGraph) -> None:
     calls: list[int] = []
 
-    def read(queries: Queries) -> SpanOutput:
+    def read(queries: Queries) -> States:
         calls.append(len(queries))
-        return SpanOutput(torch.zeros(len(queries), 1, 1))
+        return States(np.zeros((len(queries), 1, 1), np.float32))
 
     queries, _ = toy.queries("test")
     reading = Reading(queries, read)
     assert not calls
-    assert reading.span is reading.span
+    assert reading.states is reading.states
     assert calls == [len(queries)]
     with pytest.raises(AssertionError, match="without a model"):
-        _ = Reading(toy.queries("test")[0]).span
+        _ = Reading(toy.queries("test")[0]).states

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from worlds import together
 
-from kgmlm.core.arrays import FloatArray, numpy
+from kgmlm.core.arrays import Floats
 from kgmlm.core.config import VectorSettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.processes import ALONE, ProcessGroup
@@ -23,7 +23,7 @@ def test_all_processes_have_the_vectors_that_each_has_read(
     monkeypatch.setattr("kgmlm.signals.vector.ROUND", 3)
     asked = np.arange(1, len(toy.entities), 2)
 
-    def job(world: ProcessGroup) -> FloatArray:
+    def job(world: ProcessGroup) -> Floats:
         vectors = make_ranker(vector=VectorSettings(enabled=True)).vectors
         assert vectors is not None
         vectors.read(ids=asked[:2])
@@ -31,7 +31,7 @@ def test_all_processes_have_the_vectors_that_each_has_read(
         read_together(vectors, 4, done.append, asked)
         assert sum(done) == len(asked) - 2, "what is known is not read again"
         assert vectors.unread == len(toy.entities) - len(asked), "what is not asked for is not read"
-        return numpy(vectors.of(asked))
+        return vectors.of(asked)
 
     alone = job(ALONE)
     for size in (2, 40):

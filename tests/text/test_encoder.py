@@ -13,10 +13,11 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from kgmlm.core.arrays import Floats
 from kgmlm.core.errors import ModelError
 from kgmlm.runs.onnx import export_encoder
 from kgmlm.text import encoder as encoder_module
-from kgmlm.text.encoder import Floats, Pooling, TextEncoder
+from kgmlm.text.encoder import Pooling, TextEncoder
 
 TEXTS = ["Paris", "Paris. the capital of France", "", "a river " * 40]
 

@@ -28,7 +28,7 @@ def batches(tokenizer: Any) -> list[MaskedBatch]:
     return [
         spans.collate(
             spans.encode_queries([Linearization((Segment(t),)) for t in texts], span, 64, vector=True)
-        ).to("cpu")
+        )
         for texts, span in zip(TEXTS, (3, 0, 0), strict=True)
     ]
 
@@ -96,7 +96,8 @@ def test_a_failure_leaves_the_model_usable(monkeypatch: pytest.MonkeyPatch) -> N
     model = SpanModel(mlm)
     queries, *_ = batches(tokenizer)
     expected = model(queries).hidden_BLD
-    arguments = {"input_ids": queries.input_ids_BT, "attention_mask": queries.attention_mask_BT}
+    ids_BT, mask_BT = (torch.from_numpy(x) for x in (queries.input_ids_BT, queries.attention_mask_BT))
+    arguments = {"input_ids": ids_BT, "attention_mask": mask_BT}
     whole = model.mlm(**arguments).logits
     with monkeypatch.context() as patch:
         patch.setattr(type(model.mlm.lm_head), "forward", lambda *a: 1 / 0)

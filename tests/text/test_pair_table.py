@@ -1,4 +1,4 @@
-"""Names as pairs of position and token: distinct, shared, and the same on every device."""
+"""Names as pairs of position and token: distinct and shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = Candidates(np.array([7, 8, 7, 9, 7]), np.array([0, 2, 4, 4, 5]), np.zero
 
 
 def test_pairs_are_distinct_and_make_up_the_names() -> None:
-    table = PairTable.of(NAMES, None)
+    table = PairTable.of(NAMES)
     assert table.tokens_P.tolist() == [7, 8, 9]
     assert table.starts == (0, 1, 3)
     bags = [table.tokens_P[bag].tolist() for bag in np.split(table.pairs, table.offsets[1:-1])]
@@ -19,9 +19,6 @@ def test_pairs_are_distinct_and_make_up_the_names() -> None:
 
 
 def test_columns_are_the_names_by_length() -> None:
-    groups, places = PairTable.of(NAMES, None).columns
+    groups, places = PairTable.of(NAMES).columns
     assert [[c.tolist() for c in group] for group in groups] == [[], [[0]], [[0, 0], [1, 2]]]
     assert places.tolist() == [2, 3, 0, 1]
-    tensors, places_too = PairTable.of(NAMES, "cpu").columns
-    assert [[c.tolist() for c in group] for group in tensors] == [[c.tolist() for c in g] for g in groups]
-    assert places_too.tolist() == places.tolist()

@@ -44,8 +44,7 @@ def batch_of(tokenizer: Any, texts: int = 3, span: int = 3, vector: bool = True)
         starts.append(2 + row % 2)
         ids[row, starts[-1] : starts[-1] + span + vector] = tokenizer.mask_token_id
         attention[row, :used] = 1
-    ids_BT, attention_BT, start_B = (torch.from_numpy(x) for x in (ids, attention, np.array(starts)))
-    return MaskedBatch(ids_BT, attention_BT, start_B, span, vector)
+    return MaskedBatch(ids, attention, np.array(starts), span, vector)
 
 
 def names_of(tokenizer: Any, texts: int = 3, k: int = 2, span: int = 3, seed: int = 1) -> Spelled:
@@ -117,7 +116,7 @@ def test_states_are_those_of_the_family_s_own_model(made: tuple[SpanModel, Any])
         expected = model.through_head(states[reading.rows, reading.columns])
         names = names_of(tokenizer)
         span = model(batch_of(tokenizer), names=reading)
-    read = positions_of(batch_of(tokenizer)).columns.shape[1]
+    read = positions_of(batch_of(tokenizer), model.device).columns.shape[1]
     found = torch.cat([span.hidden_BLD, span.names_BMD], 1)
     rows = torch.cat([expected[:, : read - 1], expected[:, read:]], 1)  # the vector's is normalized
     there = torch.cat([torch.ones(3, read - 1, dtype=torch.bool), names.there_BKL.flatten(1)], 1)
@@ -205,7 +204,7 @@ def test_a_name_is_more_than_its_tokens(tmp_path: Path) -> None:
     )
     ids_BK = np.concatenate([right, wrong], 1)
     spelled_BK = Conditional(Use(4, 1.0)).score(ranker, asked, ids_BK)
-    at_once_BK = np.concatenate([x.numpy() for _, x in ranker.rank(asked)])
+    at_once_BK = np.concatenate([x for _, x in ranker.rank(asked)])
     order = np.concatenate([rows for rows, _ in ranker.rank(asked)])
     at_once_BK = at_once_BK[np.argsort(order)][np.arange(60)[:, None], ids_BK]
     better = [(x[:, :2].min(1) > x[:, 2:].max(1)).mean() for x in (at_once_BK, spelled_BK)]

@@ -18,9 +18,13 @@ from kgmlm.text.torch_model import SpanModel, bf16_fault, create_model, load_mod
 
 def batch_of(tokenizer: SpanTokenizer) -> MaskedBatch:
     texts = ["virus | causes |", "New York is a city in the United States | located in |", "Georgia |"]
-    return tokenizer.collate(
-        tokenizer.encode_queries([Linearization((Segment(t),)) for t in texts], 3, 64)
-    ).to("cpu")
+    return tokenizer.collate(tokenizer.encode_queries([Linearization((Segment(t),)) for t in texts], 3, 64))
+
+
+def tensors_of(batch: MaskedBatch) -> dict[str, torch.Tensor]:
+    """The arguments of the library's own forward pass."""
+    arrays = {"input_ids": batch.input_ids_BT, "attention_mask": batch.attention_mask_BT}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,12 +32,12 @@ def test_the_head_at_the_span_is_the_full_forward_at_the_span(family: str) -> No
     mlm, tokenizer = build(family)
     batch = batch_of(SpanTokenizer(tokenizer))
     with torch.no_grad():
-        full_BTV = mlm(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT).logits
+        full_BTV = mlm(**tensors_of(batch)).logits
         model = SpanModel(mlm)
         span = model(batch)
         weight, bias = model.decoder
         ours_BLV = span.hidden_BLD @ weight.T + bias
-        log_z = model.log_normalizer(span)
+        log_z = model.log_normalizer(span.hidden_BLD.flatten(0, 1)).view(span.hidden_BLD.shape[:2])
     for b, start in enumerate(batch.span_start_B):
         expected = full_BTV[b, start : start + 3]
         torch.testing.assert_close(ours_BLV[b], expected, atol=1e-5, rtol=1e-5)
@@ -44,7 +48,7 @@ def test_the_head_at_the_span_is_the_full_forward_at_the_span(family: str) -> No
 def test_an_ordinary_forward_is_untouched(family: str) -> None:
     mlm, tokenizer = build(family)
     batch = batch_of(SpanTokenizer(tokenizer))
-    arguments = {"input_ids": batch.input_ids_BT, "attention_mask": batch.attention_mask_BT}
+    arguments = tensors_of(batch)
     with torch.no_grad():
         before = mlm(**arguments).logits
         SpanModel(mlm)(batch)
@@ -66,7 +70,7 @@ def test_every_family_trains_all_that_it_uses(family: str) -> None:
     mlm, tokenizer = build(family)
     model = SpanModel(mlm)
     span = model(batch_of(SpanTokenizer(tokenizer)))
-    model.log_normalizer(span).sum().backward()
+    model.log_normalizer(span.hidden_BLD.flatten(0, 1)).sum().backward()
     weight, _ = model.decoder
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0
@@ -89,13 +93,13 @@ def test_normalizing_in_chunks_is_normalizing_whole(monkeypatch: pytest.MonkeyPa
     mlm, tokenizer = build("bert")
     model, batch = SpanModel(mlm), batch_of(SpanTokenizer(tokenizer))
     with torch.no_grad():
-        span = model(batch)
-        whole = model.log_normalizer(span)
-        monkeypatch.setattr("kgmlm.text.torch_model._CHUNK", 1)
-        torch.testing.assert_close(model.log_normalizer(span), whole)
-        some = model.log_normalizer(span, torch.tensor([3, 5]))
+        hidden_RD = model(batch).hidden_BLD.flatten(0, 1)
+        whole = model.log_normalizer(hidden_RD)
+        monkeypatch.setattr("kgmlm.text.torch_model._LOGITS", 1)
+        torch.testing.assert_close(model.log_normalizer(hidden_RD), whole)
+        some = model.log_normalizer(hidden_RD, torch.tensor([3, 5]))
         weight, bias = model.decoder
-        logits = span.hidden_BLD @ weight[[3, 5]].T + bias[[3, 5]]
+        logits = hidden_RD @ weight[[3, 5]].T + bias[[3, 5]]
         torch.testing.assert_close(some, logits.logsumexp(-1))
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import Protocol, VectorSettings
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.pair_features import Floats
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training import second_stages
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists

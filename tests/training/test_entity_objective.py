@@ -11,7 +11,8 @@ from kgmlm.core.config import TrainingSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Possible
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.text.reader import PairTable
+from kgmlm.signals.likelihood_training import TensorTable
+from kgmlm.text.torch_model import span_model
 from kgmlm.training.objectives.entity import EntityLosses, Memory, RankingLosses, RankingStream, TokenLosses
 from kgmlm.training.objectives.streams import Task
 
@@ -81,7 +82,7 @@ def test_an_own_entity_that_is_left_out_has_no_share_of_any_softmax(
         left = made._left_out(rows, made.columns)
         losses[own_entity] = [made._loss(x, at, 0.25, left).item() for x in (scores, moved)]
         batch = next(stream.from_position(0))
-        assert torch.isfinite(made(ranker.reader.model, batch))
+        assert torch.isfinite(made(made.model, batch))
     assert losses["negative"][0] != losses["negative"][1]
     assert losses["left out"][0] == losses["left out"][1]
     assert losses["left out"][0] < losses["negative"][0]
@@ -98,12 +99,12 @@ def test_the_vectors_loss_counts_as_much_as_the_settings_say(
         stream = RankingStream(task)
         made = kind(task, stream)
         with torch.no_grad():
-            found.append(made(ranker.reader.model, next(stream.from_position(0))).item())
+            found.append(made(made.model, next(stream.from_position(0))).item())
     assert found[1] > found[0] + 0.1, "the vectors have a loss"
     assert found[2] - found[1] == pytest.approx(2 * (found[1] - found[0]), rel=1e-4)
     with torch.no_grad():
         batch = next(stream.from_position(0))
-        likelihood = made._likelihood(made.ranker.reader.model(batch.queries.to("cpu")), batch).item()
+        likelihood = made._likelihood(made.model(batch.queries), batch).item()
     assert found[0] - (found[1] - found[0]) == pytest.approx(likelihood, rel=1e-4)
 
 
@@ -128,7 +129,7 @@ def test_a_sample_of_all_entities_loses_what_all_entities_lose(
     assert some.drawing is not None
     some.drawing.count = len(some.drawing.seen)
     sampled = EntityLosses(sampling, some)
-    model = ranker.reader.model
+    model = span_model(ranker.reader.model)
     for one, other in zip(stream.from_position(0), some.from_position(0), strict=True):
         found = []
         for loss, batch in ((losses, one), (sampled, other)):
@@ -150,19 +151,18 @@ def test_negatives_are_seen_entities_and_answers_are_no_negatives(
     stream = RankingStream(sampling)
     losses = EntityLosses(sampling, stream)
     seen, scored = set(np.flatnonzero(toy.seen_N).tolist()), list[list[int]]()
-    table = ranker.likelihood.table
+    table = losses._table
 
-    def counting(ids: IntArray | None) -> PairTable:
-        assert ids is not None
+    def counting(ids: IntArray) -> TensorTable:
         scored.append(ids.tolist())
         return table(ids)
 
-    monkeypatch.setattr(ranker.likelihood, "table", counting)
+    monkeypatch.setattr(losses, "_table", counting)
     assert losses.recent is not None
     for batch in stream.from_position(0):
         assert batch.drawn is not None
         assert len(set(batch.drawn.others.tolist())) == len(batch.drawn.others) == 4
-        assert torch.isfinite(losses(ranker.reader.model, batch))
+        assert torch.isfinite(losses(losses.model, batch))
         ids = scored[-1]
         assert len(ids) == len(set(ids)), "each is scored once"
         assert set(ids) <= seen

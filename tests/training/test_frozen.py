@@ -46,7 +46,7 @@ class TestQuick:
             assert torch.equal(torch.as_tensor(ours.weights()[name]), torch.as_tensor(tensor)), "as it came"
 
     def test_queries_are_not_read_by_the_masked_lm(self, quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Reader, "_states", None)
+        monkeypatch.setattr(Reader, "encode", None)
         found = quick.explain(head="france", relation="located_in", k=3)
         assert len(found) == 3
 

@@ -13,6 +13,7 @@ from kgmlm.core.config import TextSettings, TrainingSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.text.tokenization import MaskedBatch
+from kgmlm.text.torch_model import span_model
 from kgmlm.training.objectives import OBJECTIVES, objective
 from kgmlm.training.objectives.entity import RankingStream, TrainingBatch
 from kgmlm.training.objectives.streams import Task
@@ -132,11 +133,11 @@ def test_a_loss_is_finite_and_so_are_its_gradients(task_of: Callable[..., Task],
     task = task_of(name)
     stream = OBJECTIVES[name].stream(task)
     losses = OBJECTIVES[name].losses(task, stream)
-    loss = losses(task.ranker.reader.model, next(stream.from_position(0)))
+    loss = losses(span_model(task.ranker.reader.model), next(stream.from_position(0)))
     assert loss.ndim == 0
     assert loss.isfinite()
     loss.backward()
-    gradients = [p.grad for p in task.ranker.reader.model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in span_model(task.ranker.reader.model).parameters() if p.grad is not None]
     assert gradients
     assert all(g.isfinite().all() for g in gradients)
     assert any(g.any() for g in gradients)
@@ -150,16 +151,16 @@ def test_a_loss_goes_on_from_its_state(
     stream = kind.stream(task)
     losses, restored = (kind.losses(t, kind.stream(t)) for t in (task, twin))
     first, second = list(stream.from_position(0))[:2]
-    losses(task.ranker.reader.model, first)
+    losses(span_model(task.ranker.reader.model), first)
     if losses.residuals is not None:
         for parameter in losses.residuals.parameters():
             torch.nn.init.normal_(parameter)
     kept = {key: tensor.clone() for key, tensor in losses.state().items()}
-    expected = losses(task.ranker.reader.model, second)
+    expected = losses(span_model(task.ranker.reader.model), second)
     restored.restore(kept)
     assert restored.state().keys() == kept.keys()
     assert all(torch.equal(tensor, kept[key]) for key, tensor in restored.state().items())
-    assert torch.equal(restored(twin.ranker.reader.model, second), expected)
+    assert torch.equal(restored(span_model(twin.ranker.reader.model), second), expected)
     assert all(torch.equal(tensor, losses.state()[key]) for key, tensor in restored.state().items())
 
 
@@ -173,9 +174,8 @@ def split(batch: Any) -> list[tuple[Any, int]]:
 def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
     q, found = batch.queries, []
     for part in np.array_split(np.arange(len(batch.rows)), 2):
-        at = torch.from_numpy(part)
         texts = MaskedBatch(
-            q.input_ids_BT[at], q.attention_mask_BT[at], q.span_start_B[at], q.span_length, q.vector
+            q.input_ids_BT[part], q.attention_mask_BT[part], q.span_start_B[part], q.span_length, q.vector
         )
         found.append((TrainingBatch(batch.rows[part], batch.rows, texts, batch.rows[:0], ()), len(part)))
     return found
@@ -185,7 +185,7 @@ def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
 def test_a_loss_is_the_mean_over_a_batch_however_it_is_split(task_of: Callable[..., Task], name: str) -> None:
     """Without entity vectors, which are each other's negatives: of all queries or pairs alike."""
     task = task_of(name, VectorSettings())
-    model = task.ranker.reader.model
+    model = span_model(task.ranker.reader.model)
     stream = OBJECTIVES[name].stream(task)
     losses = OBJECTIVES[name].losses(task, stream)
     for batch, _ in zip(stream.from_position(0), range(4), strict=False):
@@ -213,5 +213,5 @@ def test_a_run_has_the_objective_of_its_settings(
     found = []
     for name in ("entity", "token"):
         stream, losses = objective(ranker, toy, training(objective=name), (0, 1))
-        found.append(losses(ranker.reader.model, next(stream.from_position(0))).item())
+        found.append(losses(span_model(ranker.reader.model), next(stream.from_position(0))).item())
     assert found[0] != found[1]

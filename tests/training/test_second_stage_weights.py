@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from doubles import FixedStage
 
-from kgmlm.core.arrays import IntArray
+from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.second_stage import Floats
 from kgmlm.ranking.trees import odd_pairs
 from kgmlm.training.second_stages import choose_conditional
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from kgmlm.core.config import Protocol, VectorSettings
 from kgmlm.evaluation.task import RankingTask
@@ -68,9 +67,9 @@ def test_ranks_in_a_sample_are_those_of_its_columns(
     queries, answers = toy.queries("valid")
     known = {split: set(map(tuple, toy.splits[split].tolist())) for split in ("train", "valid")}
     reciprocal = []
-    scores_BN = torch.zeros(len(queries), len(toy.entities))
+    scores_BN = np.zeros((len(queries), len(toy.entities)), np.float32)
     for rows, part_bN in ranker.rank(queries):
-        scores_BN[torch.from_numpy(rows)] = part_bN
+        scores_BN[rows] = part_bN
     for query, answer, scores_N in zip(queries, answers.tolist(), scores_BN.tolist(), strict=True):
         better = ties = 0
         for other in contest.ids.tolist():

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import approx_fprime
 
 from kgmlm.core.config import Protocol, VectorSettings
@@ -120,13 +119,13 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
     sample = ValidationSample.drawn(ranker, contest, names, Watcher())
     queries, answers = contest.queries, contest.answers
     rows, known = toy.known(protocol.filter).lookup(queries)
-    said = {name: torch.zeros(len(queries), len(toy.entities)) for name in names}
+    said = {name: np.zeros((len(queries), len(toy.entities)), np.float32) for name in names}
     for at, _, says in ranker.signal_scores(queries, by=names):
         for name in names:
-            said[name][at] = torch.as_tensor(says[name])
+            said[name][at] = says[name]
     for b in range(len(queries)):
         allowed = set(range(len(toy.entities))) - set(known[rows == b].tolist())
-        zeros = torch.zeros(1, len(toy.entities))
+        zeros = np.zeros((1, len(toy.entities)), np.float32)
         allowed -= set(np.flatnonzero(ranker.possible.applied(zeros, queries[b : b + 1])[0] < 0).tolist())
         best = {e for n in names for _, e in sorted((-said[n][b, e].item(), e) for e in allowed)[:2]}
         expected = [[said[n][b, e].item() for n in names] for e in [answers[b], *sorted(best)]]

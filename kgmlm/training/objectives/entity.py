@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kgmlm.core.arrays import FloatArray, IntArray, cosines
+from kgmlm.core.arrays import FloatArray, IntArray
 from kgmlm.graphs.queries import Columns
-from kgmlm.signals.likelihood_torch import entity_loss, left_out, token_loss
+from kgmlm.signals.likelihood_training import (
+    TensorTable,
+    entity_loss,
+    left_out,
+    score_candidates,
+    token_loss,
+)
 from kgmlm.signals.vector import ReaderSource
-from kgmlm.text.reader import SpanOutput
+from kgmlm.text.reader import Normalization, PairTable
 from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
 from kgmlm.text.tokenization import Encoded, MaskedBatch
-from kgmlm.text.torch_model import Residuals
+from kgmlm.text.torch_model import Residuals, SpanModel, SpanOutput, span_model
 from kgmlm.training.objectives.streams import (
     Drawing,
     Drawn,
@@ -57,12 +63,6 @@ class TrainingBatch:
     entities: tuple[MaskedBatch, ...]
     drawn: Drawn | None = None
     names: Spelled | None = None
-
-    def to(self, device: torch.device) -> TrainingBatch:
-        """The batch on a device."""
-        entities = tuple(part.to(device) for part in self.entities)
-        names = None if self.names is None else self.names.to(device)
-        return replace(self, queries=self.queries.to(device), entities=entities, names=names)
 
 
 class RankingStream(QueryStream[Encoded, TrainingBatch]):
@@ -108,7 +108,8 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         # Where there are fewer than processes, one is read for nothing: its gradients are zero.
         share = order[self.share[0] :: self.share[1]] if self.share[0] < len(order) else order[:1]
         # A GPU would wait for the launches of so many.
-        packed = self.ranker.reader.model.packs and self.ranker.reader.model.device.type == "cpu"
+        model = self.ranker.reader.model
+        packed = isinstance(model, SpanModel) and model.packs and model.gpu is None
         count = PACKED_BATCHES if packed else ENTITY_BATCHES
         parts = [part for part in np.array_split(share, count) if len(part)]
         entities = tuple(self.ranker.reader.tokenizer.collate([texts[i] for i in part]) for part in parts)
@@ -173,6 +174,9 @@ class RankingLosses(ABC):
 
     def __init__(self, task: Task, stream: RankingStream) -> None:
         self.ranker = ranker = task.ranker
+        model, tokens = ranker.reader.model, ranker.reader.vocabulary.softmax_tokens
+        self.model = model = span_model(model)
+        self.softmax_tokens = None if tokens is None else torch.from_numpy(tokens).to(model.device)
         self.settings = task.settings
         self.queries, self.answers = stream.queries, stream.answers
         self.share = task.share
@@ -180,29 +184,27 @@ class RankingLosses(ABC):
         self.memory: Memory | None = None
         self._residuals: Residuals | None = None
         if ranker.vectors is not None:
-            count, width = len(task.graph.entities), ranker.reader.model.decoder[0].shape[1]
-            self.memory = Memory(self.vector.memory, count, width, ranker.reader.model.device)
+            count, width = len(task.graph.entities), model.width
+            self.memory = Memory(self.vector.memory, count, width, model.device)
             if self.vector.residual_rate:
-                self._residuals = Residuals(count, width).to(ranker.reader.model.device)
+                self._residuals = Residuals(count, width).to(model.device)
                 source = ranker.vectors.source
                 assert isinstance(source, ReaderSource)
-                source.residuals = self._residuals
+                source.residuals = self._residuals.added
         self.residuals: torch.nn.Module | None = self._residuals
 
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
-        batch = batch.to(self.ranker.reader.model.device)
-        names = None if batch.names is None else batch.names.behind(batch.queries)
-        span = model(batch.queries, batch.entities, names)
+        names = None if batch.names is None else batch.names.to(self.model.device)
+        span = model(batch.queries, batch.entities, None if names is None else names.behind(batch.queries))
         loss = self._likelihood(span, batch)
-        if batch.names is not None:
-            loss = loss + self.settings.autoregressive * self._spelling(span, batch.names)
+        if names is not None:
+            loss = loss + self.settings.autoregressive * self._spelling(span, names)
         return loss + self.vector.loss_weight * self._vectors(span, batch) if batch.entities else loss
 
     def _spelling(self, span: SpanOutput, names: Spelled) -> torch.Tensor:
         """The mean negative log-likelihood of the tokens of names, each given those before it."""
-        softmax = self.ranker.likelihood.softmax_tokens
-        log_probs_B1L = spelled_log_probs(self.ranker.reader.model, span, names, softmax)
+        log_probs_B1L = spelled_log_probs(self.model, span, names, self.softmax_tokens)
         return -spelled_scores(log_probs_B1L, names).mean()
 
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
@@ -218,17 +220,29 @@ class RankingLosses(ABC):
         columns, vectors_MD = self.memory.joined(batch.entity_ids, vectors_ED)
         targets = self._places(*columns.answers(self.answers, batch.rows))
         own, temperature = self._left_out(batch.rows, columns), self.vector.temperature
-        loss = self._loss(cosines(span.vector_BD, vectors_MD), targets, temperature, own)
+        loss = self._loss(span.vector_BD @ vectors_MD.T, targets, temperature, own)
         if self.residuals is None:
             return loss
         ids_M = torch.from_numpy(columns.ids_M).to(vectors_MD.device)
-        moved_BM = cosines(span.vector_BD, self.residuals(ids_M, vectors_MD.detach()))
+        moved_BM = span.vector_BD @ self.residuals(ids_M, vectors_MD.detach()).T
         return loss + self._loss(moved_BM, targets, temperature, own)
 
     def _places(self, rows: IntArray, columns: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
         """Places in a matrix of scores."""
-        device = self.ranker.reader.model.device
+        device = self.model.device
         return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+
+    def _table(self, entity_ids: IntArray) -> TensorTable:
+        """The names of some entities, to be scored by :meth:`_scores`."""
+        names = self.ranker.reader.names.take(entity_ids)
+        return TensorTable.of(PairTable.of(names), self.model.device)
+
+    def _scores(
+        self, span: SpanOutput, table: TensorTable, normalization: Normalization | None = None
+    ) -> torch.Tensor:
+        """Scores ``(B, N)`` under the run's settings, differentiable."""
+        normalization = normalization or self.ranker.reader.settings.scoring.normalization
+        return score_candidates(self.model, span, self.softmax_tokens, table, normalization)
 
     def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The places of queries' own entities that cannot answer and have no share of a softmax."""
@@ -247,7 +261,7 @@ class RankingLosses(ABC):
         log_weight_BN: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A softmax over entities, true answers as targets, without the (row, column) pairs ``own``; for the
-        rest see :func:`~kgmlm.signals.likelihood_torch.entity_loss`.
+        rest see :func:`~kgmlm.signals.likelihood_training.entity_loss`.
         """
         if own is not None:
             scores_BN = left_out(scores_BN, own)
@@ -288,12 +302,12 @@ class EntityLosses(RankingLosses):
             self.seen = len(stream.drawing.seen)
             return
         self.columns = Columns(np.flatnonzero(task.graph.seen_N))
-        self.table = self.ranker.likelihood.table(self.columns.ids_M)
+        self.table = self._table(self.columns.ids_M)
 
     def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         if batch.drawn is not None:
             return self._of_sample(span, batch.rows, batch.all_rows, batch.drawn)
-        scores_BN = self.ranker.likelihood.scores(span, self.table)
+        scores_BN = self._scores(span, self.table)
         rows, columns = batch.rows, self.columns
         answers, own = self._places(*columns.answers(self.answers, rows)), self._left_out(rows, columns)
         return self._loss(scores_BN, answers, self.settings.temperature, own)
@@ -314,7 +328,7 @@ class EntityLosses(RankingLosses):
         there_B = np.bincount(at, minlength=len(rows))
         all_B = self.answers.offsets[rows + 1] - self.answers.offsets[rows]
         log_weight_BM[at, column] = np.log(all_B / there_B)[at]
-        scores_BM = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(columns.ids_M))
+        scores_BM = self._scores(span, self._table(columns.ids_M))
         targets, own = self._places(at, column), self._left_out(rows, columns)
         log_weights = torch.from_numpy(log_weight_BM.astype(np.float32)).to(scores_BM.device)
         return self._loss(scores_BM, targets, self.settings.temperature, own, log_weights)
@@ -337,7 +351,7 @@ class TokenLosses(RankingLosses):
     def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         positions, ids = self.answers.take(batch.rows)
         distinct, columns = np.unique(ids, return_inverse=True)
-        scores_BN = self.ranker.likelihood.scores(span, self.ranker.likelihood.table(distinct), "mean")
+        scores_BN = self._scores(span, self._table(distinct), "mean")
         return token_loss(scores_BN, self._places(positions, columns))
 
 

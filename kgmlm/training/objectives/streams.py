@@ -29,7 +29,7 @@ from kgmlm.core.config import TrainingSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Columns, GroupedAnswers, Queries
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.text.reader import SpanOutput
+from kgmlm.text.torch_model import SpanOutput
 
 BUCKET = 50  # batches that are sorted by length together
 _Sample = TypeVar("_Sample")
