@@ -64,8 +64,8 @@ def measured(name: str, split: str, settings: list[str]) -> dict[str, object]:
         context = scope.graph.context
         rows = rows_of(context, trained.context)
         sizes = len(context.entities), len(context.relations)
-        rules = replace(rules, applied=Applied(rules.applied.rules.over(*rows), context.train, *sizes))
-        possible = possible.over(rows[1])
+        rules = replace(rules, applied=Applied(rules.applied.rules.for_graph(*rows), context.train, *sizes))
+        possible = possible.for_graph(rows[1])
     begun = time.process_time()
     report = evaluate(Scored(rules, possible), scope, protocol).report
     return {

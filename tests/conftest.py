@@ -119,7 +119,7 @@ def make_ranker(
         )
         names = toy_tokenizer.candidates(toy.entities.column("surface"), None, settings.scoring.end_of_name)
         vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
-        return Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
+        return Ranker.initial(toy.context, toy_tokenizer, tiny_model, settings, vocabulary)
 
     return make
 

@@ -107,7 +107,7 @@ def step(graph: Path, run: Path, model: str) -> dict[str, float]:
     reader, tokenizer = load_model(model), load_tokenizer(model)
     names = tokenizer.candidates(opened.entities.table.column("surface"), None, end_of_name=False)
     vocabulary = Vocabulary.fit(names, opened.seen_N, settings)
-    ranker = Ranker.fresh(opened.context, tokenizer, reader, settings, vocabulary)
+    ranker = Ranker.initial(opened.context, tokenizer, reader, settings, vocabulary)
     ranker.reader.adopt_names(names.cut(vocabulary.span_length))
     keep_memory()
     stream, losses = objective(ranker, opened, settings.training, (0, 1))

@@ -81,7 +81,7 @@ def training_steps(model_name: str, dataset: str, steps: int, costs: Costs) -> N
     model, tokenizer = load_model(location), load_tokenizer(location)
     surfaces = graph.entities.column("surface")
     vocabulary = Vocabulary.fit(tokenizer.candidates(surfaces, None, False), graph.seen_N, settings)
-    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
+    ranker = Ranker.initial(graph.context, tokenizer, model, settings, vocabulary)
     stream, losses = objective(ranker, graph, settings.training, (0, 1))
     model.set_dropout(0.0)
     model.train()

@@ -75,7 +75,7 @@ def open_scorer(
     if run.is_open and not run.folder.is_current():
         run.reopen()
     predictor = run.open(watch, batch_size)
-    ranker = predictor.ranker if graph is run.graph else predictor.ranker.over(graph.context)
+    ranker = predictor.ranker if graph is run.graph else predictor.ranker.for_graph(graph.context)
     # All are scored, unless an index is asked for.
     retrieval = predictor.retrieval if options.retrieve else None
     return OpenedRun(run.folder, graph, ranker, retrieval)

@@ -55,10 +55,10 @@ class Constraint(Protocol):
     def askable(self, relation: int, tails: bool) -> BoolArray:
         """Return which entities can be asked for tails (or else heads) of a relation, ``(N,)``."""
 
-    def over(self, context: ContextGraph, relation_rows: IntArray) -> Constraint:
+    def for_graph(self, context: ContextGraph, relation_rows: IntArray) -> Constraint:
         """A copy for the entities and training triples of another graph."""
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> Constraint:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Constraint:
         """A copy for entities that have vectors."""
 
     def learned(self) -> Mapping[str, Any]:
@@ -99,13 +99,13 @@ class Typed:
         row = int(self.types.relation_rows[relation])
         return self._fitting(2 * row + tails if row >= 0 else -1)
 
-    def over(self, context: ContextGraph, relation_rows: IntArray) -> Typed:
+    def for_graph(self, context: ContextGraph, relation_rows: IntArray) -> Typed:
         """See :class:`Constraint`."""
-        return Typed(self.types.over(context, relation_rows))
+        return Typed(self.types.for_graph(context, relation_rows))
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> Typed:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Typed:
         """See :class:`Constraint`."""
-        return Typed(self.types.aided(vectors_ND))
+        return Typed(self.types.with_vectors(vectors_ND))
 
     def learned(self) -> Mapping[str, Any]:
         """See :class:`Constraint`."""
@@ -175,13 +175,13 @@ class Functional:
             return ~self._filled(2 * relation + 1 - side)
         return np.ones(len(self.context.entities), np.bool_)
 
-    def over(self, context: ContextGraph, relation_rows: IntArray) -> Functional:
+    def for_graph(self, context: ContextGraph, relation_rows: IntArray) -> Functional:
         """See :class:`Constraint`: the run's relations, filled by the graph's training triples."""
         one_R2 = np.append(self.one_R2, [[False, False]], axis=0)[relation_rows]
         exceptions_R2 = np.append(self.exceptions_R2, [[0, 0]], axis=0)[relation_rows]
         return Functional(one_R2, exceptions_R2, context)
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> Functional:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Functional:
         """See :class:`Constraint`: it needs none."""
         return self
 
@@ -212,11 +212,11 @@ class Unlinked:
         """See :class:`Constraint`: anybody can be asked."""
         return np.ones(len(self.linked.context.entities), np.bool_)
 
-    def over(self, context: ContextGraph, relation_rows: IntArray) -> Unlinked:
+    def for_graph(self, context: ContextGraph, relation_rows: IntArray) -> Unlinked:
         """See :class:`Constraint`."""
         return Unlinked(Linked(context))
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> Unlinked:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Unlinked:
         """See :class:`Constraint`: it needs none."""
         return self
 
@@ -299,11 +299,11 @@ class Listed:
         """See :class:`Constraint`: anybody can be asked."""
         return np.ones(len(self.context.entities), np.bool_)
 
-    def over(self, context: ContextGraph, relation_rows: IntArray) -> Listed:
+    def for_graph(self, context: ContextGraph, relation_rows: IntArray) -> Listed:
         """See :class:`Constraint`: the entities and relations of the same labels."""
         return Listed(self.labels, context)
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> Listed:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Listed:
         """See :class:`Constraint`: it needs none."""
         return self
 
@@ -360,7 +360,7 @@ class Possible:
         """A copy with further constraints."""
         return replace(self, further=(*self.further, *further))
 
-    def over(self, relation_rows: IntArray, context: ContextGraph | None = None) -> Possible:
+    def for_graph(self, relation_rows: IntArray, context: ContextGraph | None = None) -> Possible:
         """A copy for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1.
 
         Args:
@@ -369,12 +369,12 @@ class Possible:
         further: tuple[Constraint, ...] = ()
         if self.further:
             assert context is not None, "these constraints know entities"
-            further = tuple(c.over(context, relation_rows) for c in self.further)
+            further = tuple(c.for_graph(context, relation_rows) for c in self.further)
         return Possible(np.append(self.loop_free_R, False)[relation_rows], further)
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> Possible:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Possible:
         """A copy for entities that have vectors."""
-        return replace(self, further=tuple(c.aided(vectors_ND) for c in self.further))
+        return replace(self, further=tuple(c.with_vectors(vectors_ND) for c in self.further))
 
     def own_B(self, queries: Queries) -> BoolArray:
         """Return which of B queries cannot be answered by their own entity."""

@@ -22,7 +22,7 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.likely import ListCalibration, columns_of, temperature_of
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.trees import Trees
-from kgmlm.signals.base import Reason, Reasoned
+from kgmlm.signals.base import Reason
 from kgmlm.signals.linked import Linked
 from kgmlm.text.reader import Reading
 
@@ -146,7 +146,7 @@ class Predictor:
         graph = self.graph.extended(more)
         if triples is not None and len(triples):
             graph = graph.with_context(triples)
-        ranker = self.ranker.over(graph.context)
+        ranker = self.ranker.for_graph(graph.context)
         retrieval = self.retrieval
         if retrieval is not None:
             from kgmlm.ranking.retrieval import added
@@ -389,7 +389,7 @@ class Predictor:
     def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
         """The reasons of those signals that can give some for a candidate."""
         signals = [self.ranker.signals[name] for name in names]
-        reasons = [r for s in signals if isinstance(s, Reasoned) for r in s.reasons(query, candidate)]
+        reasons = [reason for signal in signals for reason in signal.reasons(query, candidate)]
         return *sentences(self.graph, reasons), *self._links(query, candidate, names)
 
     def _links(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from kgmlm.signals import SIGNALS, check_scores, is_beside, rows_of
 from kgmlm.signals.base import Pool, Signal
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.likelihood import Likelihood
-from kgmlm.signals.vector import Aided, EntityVectors, Vector
+from kgmlm.signals.vector import EntityVectors, Vector
 from kgmlm.text.reader import Reader, Reading, TextModel
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary
 
@@ -102,7 +102,7 @@ class Mixture:
         averages = {n: self.averages[name] * average for n, average in parts.averages.items()}
         return Mixture({**tables, **rest.tables}, {**averages, **rest.averages})
 
-    def over(self, relation_rows: IntArray) -> Mixture:
+    def for_graph(self, relation_rows: IntArray) -> Mixture:
         """A copy for another graph, whose relation i is relation ``relation_rows[i]`` here, or -1."""
         tables = {
             name: np.concatenate([table_R2, _evenly(self.averages[name], 1)])[relation_rows]
@@ -249,7 +249,7 @@ class Ranker:
         self.stages = dict(stages or {})
 
     @classmethod
-    def fresh(
+    def initial(
         cls,
         context: ContextGraph,
         tokenizer: SpanTokenizer,
@@ -259,7 +259,7 @@ class Ranker:
     ) -> Self:
         """A ranker by the text model alone, each of its signals weighed as in training."""
         reader = Reader(context, tokenizer, model, settings, vocabulary)
-        signals = {name: found for name, kind in SIGNALS.items() if (found := kind.fresh(reader))}
+        signals = {name: found for name, kind in SIGNALS.items() if (found := kind.initial(reader))}
         relations = len(context.relations)
         mixture = Mixture.even({name: unit(name, settings) for name in signals}, relations)
         return cls(reader, signals, mixture, Possible.learn(context.train, relations))
@@ -297,29 +297,29 @@ class Ranker:
 
     def with_signal(self, signal: Signal) -> Self:
         """A copy with one signal more, or another one of its name; the mixture says how much it counts."""
-        return self.replace(signals={**self.signals, signal.name: signal})._aided()
+        return self.replace(signals={**self.signals, signal.name: signal})._with_vectors()
 
-    def _aided(self) -> Self:
+    def _with_vectors(self) -> Self:
         """A copy whose signals and constraints know the entity vectors, where they can use them."""
         vectors = self.vectors
         if vectors is None:
             return self
-        signals = {n: s.aided(vectors) if isinstance(s, Aided) else s for n, s in self.signals.items()}
-        return self.replace(signals=signals, possible=self.possible.aided(lambda: vectors.all))
+        signals = {name: signal.with_vectors(lambda: vectors.all) for name, signal in self.signals.items()}
+        return self.replace(signals=signals, possible=self.possible.with_vectors(lambda: vectors.all))
 
-    def over(self, context: ContextGraph) -> Self:
+    def for_graph(self, context: ContextGraph) -> Self:
         """A copy for another graph."""
         entity_rows, relation_rows = rows_of(context, self.context)
-        reader = self.reader.over(context)
+        reader = self.reader.for_graph(context)
         return self.replace(
             reader=reader,
             signals={
-                n: signal.over(reader, entity_rows, relation_rows) for n, signal in self.signals.items()
+                n: signal.for_graph(reader, entity_rows, relation_rows) for n, signal in self.signals.items()
             },
-            mixture=self.mixture.over(relation_rows),
-            possible=self.possible.over(relation_rows, context),
+            mixture=self.mixture.for_graph(relation_rows),
+            possible=self.possible.for_graph(relation_rows, context),
             stages=self.stages,
-        )._aided()
+        )._with_vectors()
 
     def unconstrained(self) -> Self:
         """A copy without constraints on what can answer."""
@@ -331,7 +331,7 @@ class Ranker:
 
     def constrained(self, *further: Constraint) -> Self:
         """A copy with further constraints on what can answer, of the ranker's graph."""
-        return self.replace(possible=self.possible.met(*further))._aided()
+        return self.replace(possible=self.possible.met(*further))._with_vectors()
 
     @property
     def counted_vectors(self) -> list[EntityVectors]:

@@ -233,7 +233,7 @@ class Retriever:
             raise ConfigError(f"entity {there[0]} is in the index already")
         return self if more.index is None else replace(self, added=flat_part(more.width, [*olds, more]))
 
-    def grown(self, folder: Path, more: IntArray, vectors_MD: Floats, fingerprint: str) -> Retriever:
+    def updated(self, folder: Path, more: IntArray, vectors_MD: Floats, fingerprint: str) -> Retriever:
         """This index as it was saved in a folder, with further entities of a run that has grown.
 
         What finds the vectors, such as the centers of cells, stays as it was trained.

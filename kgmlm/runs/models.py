@@ -83,7 +83,7 @@ def open_text(run: RunFolder, device: str | None, folder: Path | None = None) ->
             f"{model.tokens:,} tokens; {digests.RESTORE}"
         )
     tokenizer = load_tokenizer(folder)
-    ranker = Ranker.fresh(run.graph.context, tokenizer, model, settings, vocabulary)
+    ranker = Ranker.initial(run.graph.context, tokenizer, model, settings, vocabulary)
     check_vocabulary(model, tokenizer, folder)
     count, span = len(run.graph.entities), vocabulary.span_length
     names = load_names(path / NAMES, count, span, len(tokenizer.tokenizer))

@@ -356,7 +356,7 @@ def _compare(run: RunFolder, file: Path) -> None:
     alone = one.mixture.only("likelihood")
     one, reader = one.replace(mixture=alone), one.reader
     model = OnnxModel.open(run.model_folder, file)
-    other = Ranker.fresh(reader.context, reader.tokenizer, model, reader.settings, reader.vocabulary)
+    other = Ranker.initial(reader.context, reader.tokenizer, model, reader.settings, reader.vocabulary)
     other.reader.adopt_names(reader.names)
     for (_, first_bN), (_, second_bN) in zip(
         one.rank(some), other.replace(mixture=alone).rank(some), strict=True

@@ -208,7 +208,7 @@ def _opened(
         ranker = tuned_ranker(run, options.device, options.scores, options.reranks)
     # 3. further entities, or another graph
     if graph is not run.graph:
-        ranker = ranker.over(graph.context)
+        ranker = ranker.for_graph(graph.context)
     # 4. how many of the best are reranked, how precisely, among whom
     if options.rerank:
         ranker = _reranking(run, options, ranker, options.rerank)
@@ -373,7 +373,7 @@ def constraints_of(run: RunFolder, options: RankingOptions, graph: KnowledgeGrap
     if not learned:
         return [*listed]
     _, relation_rows = rows_of(graph.context, run.graph.context)
-    return [*(constraint.over(graph.context, relation_rows) for constraint in learned), *listed]
+    return [*(constraint.for_graph(graph.context, relation_rows) for constraint in learned), *listed]
 
 
 def types_of(run: RunFolder) -> EntityTypes:

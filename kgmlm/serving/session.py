@@ -536,7 +536,7 @@ class Session:
             return predictor.ranker.unreranked()
         if predictor.graph is self.run.graph:
             return self._plain
-        return self._plain.over(predictor.graph.context)
+        return self._plain.for_graph(predictor.graph.context)
 
     def _add(self, task: AddTask) -> list[str]:
         """Keep entities.

@@ -5,16 +5,14 @@ A :class:`~kgmlm.ranking.ranker.Mixture` weighs them by relation and side; the w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
 
 import numpy as np
 
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.errors import ConfigError
-from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
-from kgmlm.signals.base import Signal
+from kgmlm.graphs.graph import ContextGraph
+from kgmlm.signals.base import Signal, TrainableSignal
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
@@ -22,34 +20,6 @@ from kgmlm.signals.linked import Linked
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.signals.vector import Vector
-from kgmlm.text.reader import Reader
-
-
-class Beside(Signal, Protocol):
-    """A signal that is trained beside the text model, by `kgmlm tune RUN --add NAME`."""
-
-    @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Signal:
-        """See :class:`~kgmlm.signals.base.Signal`; it needs no reader."""
-
-    @classmethod
-    def fit(
-        cls,
-        graph: KnowledgeGraph,
-        settings: Any,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-        device: str | None = None,
-        kept: Path | None = None,
-    ) -> Signal:
-        """Train on the training triples alone.
-
-        Args:
-            settings: the section of the settings that has its name; None where there is none.
-            advance: called with (steps that were just done, all steps).
-            kept: a file for the state of unfinished training, from which the next call continues; what takes
-                seconds needs none.
-        """
-
 
 SIGNALS: dict[str, type[Signal]] = {
     s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked)
@@ -63,17 +33,17 @@ def kinds_in(run: Path) -> dict[str, type[Signal]]:
 
 def is_signed(name: str) -> bool:
     """Return whether the weights of a signal may be negative; those of the others are positive."""
-    return bool(getattr(SIGNALS.get(name), "signed", False))
+    return name in SIGNALS and SIGNALS[name].signed
 
 
-def beside() -> dict[str, type[Beside]]:
+def beside() -> dict[str, type[TrainableSignal]]:
     """The signals that are trained beside the text model, by name."""
-    return {name: cast(type[Beside], kind) for name, kind in SIGNALS.items() if hasattr(kind, "fit")}
+    return {name: kind for name, kind in SIGNALS.items() if issubclass(kind, TrainableSignal)}
 
 
 def is_beside(name: str) -> bool:
     """Return whether a signal stands beside the text model: whether `kgmlm tune` adds and drops it."""
-    return hasattr(SIGNALS.get(name), "fit")
+    return name in beside()
 
 
 def check_scores(scores: str) -> None:

@@ -1,19 +1,25 @@
-"""The protocol of a signal, and what it scores: a pool of candidates.
+"""What all signals have in common, and what they score: a pool of candidates.
 
 Shapes: B queries, N candidates that they share, K candidates of each query's own.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import Settings
+from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.reader import Reader, Reading
@@ -69,30 +75,39 @@ class Reason(NamedTuple):
     triples: tuple[tuple[int, int, int], ...]
 
 
-@runtime_checkable
-class Signal(Protocol):
-    """The protocol of a signal.
+class OtherGraphError(ValueError):
+    """A file of a signal is of another graph."""
+
+
+class Signal(ABC):
+    """What scores candidates, on a scale of its own; a subclass is one file of this package.
+
+    What a signal keeps is a file of tensors: :meth:`tensors` and :meth:`from_tensors` are all that most need.
 
     Attributes:
         name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
             one.
-        title: its name in sentences such as "the run has no PyKEEN model".
+        title: its name in sentences such as "the run has no linked pairs".
         about: what its scores say, to readers of a report.
-        reads: whether it needs the states of the query's text: else it costs no forward pass.
         file: where a run keeps it, below the run's folder: ``signals/NAME.safetensors``, or in ``model/``
             where it comes with the model.
+        reads: whether it needs the states of the query's text: else it costs no forward pass.
+        signed: whether its weights may be negative.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     about: ClassVar[str]
-    reads: ClassVar[bool]
     file: ClassVar[str]
+    reads: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
 
+    @abstractmethod
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Float32 scores of shape ``(B, N)`` or ``(B, K)``. Padding may hold any finite value."""
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Signal:
+    @abstractmethod
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Self:
         """A copy for another graph.
 
         Args:
@@ -101,37 +116,99 @@ class Signal(Protocol):
         """
 
     @classmethod
-    def fresh(cls, reader: Reader) -> Signal | None:
+    def initial(cls, reader: Reader) -> Self | None:
         """The signal that comes with a reader's model; None for a signal that is trained separately."""
+        return None
 
-    def save(self, path: Path) -> None:
-        """Write what it knows beside the model's weights."""
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Self:
+        """A copy for a run that has vectors of all entities, which are read when they are asked for."""
+        return self
 
-    @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Signal:
-        """Open what :meth:`save` wrote in a run of a graph.
-
-        Raises:
-            RunError: when the file is damaged, or of another graph or model.
-        """
-
-
-@runtime_checkable
-class Growing(Protocol):
-    """A signal that learns of triples that are added to its graph without being trained again."""
-
-    def grown(self, graph: KnowledgeGraph, settings: Settings) -> Signal:
-        """The signal of a graph that has grown: after :meth:`Signal.over`, counted again, or with embeddings
-        of what is new.
+    def updated(self, graph: KnowledgeGraph, settings: Settings) -> Self:
+        """The signal of a graph that has grown: after :meth:`for_graph`, counted again, or with embeddings of
+        what is new. Nothing is trained again.
 
         Args:
             settings: of the run.
         """
-
-
-@runtime_checkable
-class Reasoned(Protocol):
-    """A signal that can say why a candidate scores."""
+        return self
 
     def reasons(self, query: Query, candidate: int) -> list[Reason]:
         """The best rules that predict a candidate, best first, each with triples that it rests on."""
+        return []
+
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """What a file keeps of it, by name."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
+    ) -> Self:
+        """The signal of which a file keeps this.
+
+        Raises:
+            OtherGraphError: when it is of another graph.
+            Exception: when it cannot be; the first line says why.
+        """
+        raise NotImplementedError
+
+    def save(self, path: Path) -> None:
+        """Write what it keeps as safetensors."""
+        arrays = self.tensors().items()
+        files.write_tensors(path, {name: np.ascontiguousarray(array) for name, array in arrays})
+
+    @classmethod
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Self:
+        """Open what :meth:`save` wrote in a run of a graph.
+
+        Args:
+            reader: of the run; a signal that is trained beside the text model needs none.
+
+        Raises:
+            RunError: when the file is damaged, or of another graph or model.
+        """
+        from safetensors.numpy import load_file
+
+        with cls.reading(path):
+            return cls.from_tensors(load_file(path), graph, reader)
+
+    @classmethod
+    @contextmanager
+    def reading(cls, path: Path) -> Iterator[None]:
+        """Inside it, whatever a file raises is one sentence.
+
+        Raises:
+            RunError: naming the file, and the command that helps where it is of another graph.
+        """
+        try:
+            yield
+        except OtherGraphError:
+            again = f"`kgmlm tune RUN --add {cls.name}` makes another"
+            raise RunError(f"{path} is of another graph; {again}") from None
+        except Exception as error:
+            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
+
+
+class TrainableSignal(Signal):
+    """A signal that is trained beside the text model, by `kgmlm tune RUN --add NAME`."""
+
+    @classmethod
+    @abstractmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: str | None = None,
+        kept: Path | None = None,
+    ) -> Self:
+        """Train on the training triples alone.
+
+        Args:
+            settings: the section of the settings that has its name; None where there is none.
+            advance: called with (steps that were just done, all steps).
+            device: a GPU's name, where it can use one; None is its own choice.
+            kept: a file for the state of unfinished training, from which the next call continues; what takes
+                seconds needs none.
+        """

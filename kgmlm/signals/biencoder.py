@@ -30,12 +30,12 @@ import scipy.sparse as sp
 from kgmlm.core import files
 from kgmlm.core.arrays import Floats, HostTable, IntArray, Table, products_of_own, unit
 from kgmlm.core.config import BiencoderSettings
-from kgmlm.core.errors import LateError, ModelError, RunError, first_line
+from kgmlm.core.errors import LateError, ModelError, RunError
 from kgmlm.core.progress import expected
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
-from kgmlm.signals.base import Pool
+from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
 from kgmlm.signals.vector import EntityVectors
 from kgmlm.text.encoder import ENCODER, TextEncoder
 from kgmlm.text.onnx_model import OnnxModel
@@ -123,7 +123,7 @@ class EncoderSource:
         return HostTable(rows_ND)
 
 
-class Biencoder:
+class Biencoder(TrainableSignal):
     """The bi-encoder over a graph.
 
     Attributes:
@@ -138,7 +138,6 @@ class Biencoder:
     about: ClassVar[str] = (
         "how well the texts and neighbors of both entities fit the relation, by a frozen encoder"
     )
-    reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/biencoder.safetensors"
     structure: ClassVar[str] = "signals/biencoder.onnx"  # of the encoder, for ONNX Runtime
 
@@ -159,10 +158,6 @@ class Biencoder:
         self._candidates_NW: Floats | None = None
         self._table: Table | None = None  # of these
         self._changed = np.zeros(0, np.int64)  # entities of which it does not have today's
-
-    @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        """It does not come with the model: it is trained beside it."""
 
     @classmethod
     def fit(
@@ -262,10 +257,10 @@ class Biencoder:
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
         _read_parts(vectors, encoder, kept, advance)
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
         """A copy for another graph: its texts and training triples."""
         context = reader.context
-        vectors = self.vectors.over(EncoderSource(context.entities, self.encoder, device=_gpu(reader)))
+        vectors = self.vectors.for_graph(EncoderSource(context.entities, self.encoder, device=_gpu(reader)))
         new = np.flatnonzero(relation_rows < 0)
         relation_texts_RD = np.append(self.relation_texts_RD, self.relation_texts_RD[:1], 0)[relation_rows]
         if len(new):
@@ -390,16 +385,19 @@ class Biencoder:
         chosen = self.candidates_NW[pool.filled]
         return products_of_own(query_BW, chosen) if pool.own else query_BW @ chosen.T
 
-    def save(self, path: Path) -> None:
-        """Write head, vectors and encoder as safetensors."""
-        tensors: dict[str, Any] = {f"head.{name}": x for name, x in self.head.items()}
-        tensors |= self.encoder.as_tensors(weights=not self.shares) | {
-            "texts": self.vectors.all.astype(np.float16, copy=False),
-            CANDIDATES: self.candidates_NW,
-            "relations": self.relation_texts_RD,
-            "rows": self.relation_rows,
-        }
-        files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Head, vectors and encoder."""
+        head: dict[str, Any] = {f"head.{name}": x for name, x in self.head.items()}
+        return (
+            head
+            | self.encoder.as_tensors(weights=not self.shares)
+            | {
+                "texts": self.vectors.all.astype(np.float16, copy=False),
+                CANDIDATES: self.candidates_NW,
+                "relations": self.relation_texts_RD,
+                "rows": self.relation_rows,
+            }
+        )
 
     @classmethod
     def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Biencoder:
@@ -415,7 +413,7 @@ class Biencoder:
                 found: npt.NDArray[Any] = file.get_tensor(name)
             return found
 
-        try:
+        with cls.reading(path):
             with safe_open(path, "numpy") as file:
                 names = list(file.keys())
                 head = {name: file.get_tensor(f"head.{name}") for name in PARAMETERS}
@@ -426,10 +424,8 @@ class Biencoder:
             if reader is not None and isinstance(reader.model, OnnxModel):
                 encoder = encoder.by_onnx(path.with_suffix(".onnx"))
             _check(head, texts_ND, candidates_NW, relation_texts_RD, rows, encoder.width)
-        except Exception as error:
-            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
-        if (len(texts_ND), len(rows)) != (len(graph.entities), len(graph.relations)):
-            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add biencoder` makes another")
+            if (len(texts_ND), len(rows)) != (len(graph.entities), len(graph.relations)):
+                raise OtherGraphError
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, device=_gpu(reader)))
         vectors.adopt(graph.entities, texts_ND)
         made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, reader)

@@ -8,15 +8,15 @@ Shapes: B queries, N entities of a graph, S entities seen in training, R relatio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
-from kgmlm.core import files
 from kgmlm.core.arrays import (
     BoolArray,
     Floats,
@@ -27,15 +27,14 @@ from kgmlm.core.arrays import (
     products_of_own,
 )
 from kgmlm.core.config import KGESettings, Settings
-from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.signals.base import Pool
+from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
 from kgmlm.text.reader import Reader, Reading
 
 
 @dataclass(frozen=True, eq=False)
-class KGE:
+class KGE(TrainableSignal):
     """ComplEx embeddings over a graph.
 
     Attributes:
@@ -49,7 +48,6 @@ class KGE:
     name: ClassVar[str] = "kge"
     title: ClassVar[str] = "KGE model"
     about: ClassVar[str] = "embeddings learned from the links of the graph alone (ComplEx)"
-    reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/kge.safetensors"
 
     entities_SD: Floats
@@ -58,28 +56,18 @@ class KGE:
     relation_rows: IntArray
     table: Table | None = None
 
-    def over(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> KGE:
-        """A copy for another graph.
-
-        Args:
-            reader: not needed; no text is read.
-            entity_rows: which entity of this graph each entity of the other is; -1 for none.
-            relation_rows: the same for relations.
-        """
+    def for_graph(self, reader: Reader | None, entity_rows: IntArray, relation_rows: IntArray) -> KGE:
+        """A copy for another graph; no text is read."""
         entities, relations = np.append(self.rows_N, -1), np.append(self.relation_rows, -1)
         return replace(self, rows_N=entities[entity_rows], relation_rows=relations[relation_rows])
 
-    def grown(self, graph: KnowledgeGraph, settings: Settings) -> KGE:
+    def updated(self, graph: KnowledgeGraph, settings: Settings) -> KGE:
         """With embeddings of what is new in training; the others stay as they are."""
         from kgmlm.signals.kge_training import Embeddings, fit_new
 
         known = Embeddings(self.entities_SD, self.relations_RD, self.rows_N)
         fitted = fit_new(known, self.relation_rows, graph, settings.kge)
         return KGE(*fitted, relation_rows(graph))
-
-    @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        """It does not come with the model: it is trained beside it."""
 
     @classmethod
     def fit(
@@ -95,37 +83,27 @@ class KGE:
 
         return cls(*train_complex(graph, settings, advance, device, kept), relation_rows(graph))
 
-    def save(self, path: Path) -> None:
-        """Write the embeddings as safetensors."""
-        tensors = {"entities": self.entities_SD, "relations": self.relations_RD, "rows": self.rows_N}
-        files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The embeddings, and whose they are."""
+        return {"entities": self.entities_SD, "relations": self.relations_RD, "rows": self.rows_N}
 
     @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> KGE:
-        """Open what :meth:`save` wrote for a graph.
-
-        Raises:
-            RunError: when the file is damaged or of another graph.
-        """
-        from safetensors.numpy import load_file
-
-        try:
-            t = load_file(path)
-            found = cls(t["entities"], t["relations"], t["rows"], relation_rows(graph))
-            floats, rows = (found.entities_SD, found.relations_RD), found.rows_N
-            if any(x.dtype != np.float32 or x.ndim != 2 for x in floats):
-                raise ValueError("its embeddings are not rows of float32")
-            if floats[0].shape[1] != floats[1].shape[1] or floats[0].shape[1] % 2:
-                raise ValueError("its entities and relations are not of the same width")
-            known = rows.dtype == np.int64 and rows.ndim == 1
-            if not known or not ((rows >= -1) & (rows < len(floats[0]))).all():
-                raise ValueError("it names entities that it does not have")
-        except Exception as error:
-            why = first_line(error)
-            raise RunError(f"{path} cannot be read: {why}") from None
-        if (len(rows), len(floats[1])) != (len(graph.entities), 2 * len(graph.relations)):
-            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add kge` makes another")
-        return found if reader is None else replace(found, table=reader.model.table(found.entities_SD))
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
+    ) -> KGE:
+        """See :class:`~kgmlm.signals.base.Signal`."""
+        entities_SD, relations_RD, rows_N = (tensors[name] for name in ("entities", "relations", "rows"))
+        if any(x.dtype != np.float32 or x.ndim != 2 for x in (entities_SD, relations_RD)):
+            raise ValueError("its embeddings are not rows of float32")
+        if entities_SD.shape[1] != relations_RD.shape[1] or entities_SD.shape[1] % 2:
+            raise ValueError("its entities and relations are not of the same width")
+        known = rows_N.dtype == np.int64 and rows_N.ndim == 1
+        if not known or not ((rows_N >= -1) & (rows_N < len(entities_SD))).all():
+            raise ValueError("it names entities that it does not have")
+        if (len(rows_N), len(relations_RD)) != (len(graph.entities), 2 * len(graph.relations)):
+            raise OtherGraphError
+        table = None if reader is None else reader.model.table(entities_SD)
+        return cls(entities_SD, relations_RD, rows_N, relation_rows(graph), table)
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``; those of a query whose entity or relation is unknown are 0."""

@@ -221,7 +221,7 @@ def fit_new(
     others, which say what the new entities do not answer.
 
     Args:
-        old: of the graph, as of :meth:`kgmlm.signals.kge.KGE.over`.
+        old: of the graph, as of :meth:`kgmlm.signals.kge.KGE.for_graph`.
         relation_rows: which relation each of the graph's is among ``old``; -1 for a new one.
     """
     known_SD, known_RD = (torch.from_numpy(np.ascontiguousarray(x)) for x in old[:2])

@@ -18,7 +18,7 @@ import numpy as np
 
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.signals.base import Pool
+from kgmlm.signals.base import Pool, Signal
 from kgmlm.text.reader import Normalization, PairTable, Reader, Reading, States
 
 
@@ -62,7 +62,7 @@ def mean_of_own_names(
     return sums.reshape(len(log_probs_BP), count)
 
 
-class Likelihood:
+class Likelihood(Signal):
     """Scores names by their tokens' log-likelihoods, all of them from one forward pass."""
 
     name: ClassVar[str] = "likelihood"
@@ -76,7 +76,7 @@ class Likelihood:
         self._latest: tuple[Pool, PairTable] | None = None
 
     @classmethod
-    def fresh(cls, reader: Reader) -> Likelihood:
+    def initial(cls, reader: Reader) -> Likelihood:
         """The likelihood under the reader's model."""
         return cls(reader)
 
@@ -84,11 +84,12 @@ class Likelihood:
         """The weights of the model are all that it needs."""
 
     @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Likelihood:
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Likelihood:
         """The likelihood under the reader's model."""
+        assert reader is not None, "it is the model's"
         return cls(reader)
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Likelihood:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Likelihood:
         """A copy for another graph."""
         return Likelihood(reader)
 

@@ -11,30 +11,28 @@ Shapes: B queries, N candidates that they share, K candidates of each query's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
-from kgmlm.core import files
 from kgmlm.core.arrays import Floats, IntArray
-from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query, distinct_triples
-from kgmlm.signals.base import Pool
+from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
 from kgmlm.text.reader import Reader, Reading
 
 
-class Linked:
+class Linked(TrainableSignal):
     """Pairs of entities that the training triples of a graph link, by any relation in either direction."""
 
     name: ClassVar[str] = "linked"
     title: ClassVar[str] = "linked pairs"
     about: ClassVar[str] = "whether training links the two entities already; weights may be negative"
-    reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/linked.safetensors"
     signed: ClassVar[bool] = True
 
@@ -59,10 +57,6 @@ class Linked:
         return int(self._links.nnz) // 2
 
     @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        """It does not come with the model: it is counted beside it."""
-
-    @classmethod
     def fit(
         cls,
         graph: KnowledgeGraph,
@@ -74,31 +68,23 @@ class Linked:
         """Count a graph's training triples."""
         return cls(graph.context)
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Linked:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Linked:
         """A copy for the training triples of another graph."""
         return Linked(reader.context)
 
-    def save(self, path: Path) -> None:
-        """Write the number of linked pairs; the graph says which these are."""
-        files.write_tensors(path, {"pairs": np.array([self.pairs], np.int64)})
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The number of linked pairs; the graph says which these are."""
+        return {"pairs": np.array([self.pairs], np.int64)}
 
     @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Linked:
-        """Open what :meth:`save` wrote for a graph.
-
-        Raises:
-            RunError: when the file is damaged or of another graph.
-        """
-        from safetensors.numpy import load_file
-
-        found = cls(graph.context)
-        try:
-            (pairs,) = load_file(path)["pairs"].tolist()
-        except Exception as error:
-            raise RunError(f"{path} cannot be read: {first_line(error)}") from None
-        if pairs != found.pairs:
-            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add linked` makes another")
-        return found
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
+    ) -> Linked:
+        """See :class:`~kgmlm.signals.base.Signal`."""
+        linked, (pairs,) = cls(graph.context), tensors["pairs"].tolist()
+        if pairs != linked.pairs:
+            raise OtherGraphError
+        return linked
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """1 for candidates that are linked to the query's entity, else 0, ``(B, N)`` or ``(B, K)``.

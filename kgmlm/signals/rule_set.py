@@ -140,7 +140,7 @@ class RuleSet(NamedTuple):
         ):
             raise ValueError("it has rules about what the graph does not have")
 
-    def over(self, entity_rows: IntArray, relation_rows: IntArray) -> RuleSet:
+    def for_graph(self, entity_rows: IntArray, relation_rows: IntArray) -> RuleSet:
         """A copy for another graph; rules about what it does not have are left out.
 
         Args:

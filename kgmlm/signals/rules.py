@@ -9,22 +9,22 @@ Shapes: B queries, N entities, S directed relations, M rules, K candidates of ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
-from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import RuleSettings, Settings
-from kgmlm.core.errors import NoRulesError, RunError, first_line
+from kgmlm.core.errors import NoRulesError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
-from kgmlm.signals.base import Pool, Reason
+from kgmlm.signals.base import OtherGraphError, Pool, Reason, TrainableSignal
 from kgmlm.signals.rule_mining import Adjacency, Tree, blocks, expanded, ground, mine, recounted
 from kgmlm.signals.rule_set import (
     NONE,
@@ -280,7 +280,7 @@ class _Best:
 
 
 @dataclass(frozen=True, eq=False)
-class Rules:
+class Rules(TrainableSignal):
     """Rules over a graph.
 
     Attributes:
@@ -291,15 +291,10 @@ class Rules:
     name: ClassVar[str] = "rules"
     title: ClassVar[str] = "rules"
     about: ClassVar[str] = "paths through the graph that often go with the relation"
-    reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/rules.safetensors"
 
     applied: Applied
     discount: float = DISCOUNTS["discounted"]
-
-    @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        """It does not come with the model: it is mined beside it."""
 
     @classmethod
     def fit(
@@ -342,14 +337,14 @@ class Rules:
         applied = Applied(rules, graph.splits["train"], len(graph.entities), len(graph.relations))
         return cls(applied, discount)
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Rules:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Rules:
         """A copy for the training triples of another graph."""
         context = reader.context
-        rules = self.applied.rules.over(entity_rows, relation_rows)
+        rules = self.applied.rules.for_graph(entity_rows, relation_rows)
         applied = Applied(rules, context.train, len(context.entities), len(context.relations))
         return replace(self, applied=applied)
 
-    def grown(self, graph: KnowledgeGraph, settings: Settings) -> Rules:
+    def updated(self, graph: KnowledgeGraph, settings: Settings) -> Rules:
         """Mine a graph that has grown, or, where that would take long, count again what the rules predict.
 
         Rules of a file keep the counts that they came with.
@@ -361,44 +356,30 @@ class Rules:
         applied, seed = self.applied, settings.rules.seed
         return replace(self, applied=replace(applied, rules=recounted(applied.rules, applied.links, seed)))
 
-    def save(self, path: Path) -> None:
-        """Write the rules as safetensors."""
-        kinds = zip(KINDS, self.applied.rules, strict=True)
-        tensors = {
-            f"{kind}.{name}": np.ascontiguousarray(value, np.int32)
-            for kind, rules in kinds
-            for name, value in vars(rules).items()
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The rules, the sizes of their graph, and the discount in thousandths."""
+        rules = {
+            f"{kind}.{name}": value.astype(np.int32)
+            for kind, of_kind in zip(KINDS, self.applied.rules, strict=True)
+            for name, value in vars(of_kind).items()
         }
         sizes = np.array([self.applied.entities, self.applied.relations])
-        discount = np.array([round(1000 * self.discount)])
-        files.write_tensors(path, {**tensors, "sizes": sizes, "discount": discount})
+        return {**rules, "sizes": sizes, "discount": np.array([round(1000 * self.discount)])}
 
     @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Rules:
-        """Open what :meth:`save` wrote for a graph.
-
-        Raises:
-            RunError: when the file is damaged or of another graph.
-        """
-        from safetensors.numpy import load_file
-
-        sizes = (len(graph.entities), len(graph.relations))
-        try:
-            t = load_file(path)
-            found = tuple(t.pop("sizes").tolist())
-            discount = float(t.pop("discount")[0]) / 1000
-            of = {
-                kind: {k.split(".")[1]: v.astype(np.int64) for k, v in t.items() if k.startswith(kind)}
-                for kind in ("path", "constant")
-            }
-            rules = RuleSet(PathRules(**of["path"]), ConstantRules(**of["constant"]))
-            if found == sizes:
-                rules.check(*sizes)
-        except Exception as error:
-            why = first_line(error)
-            raise RunError(f"{path} cannot be read: {why}") from None
-        if found != sizes:
-            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add rules` makes another")
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
+    ) -> Rules:
+        """See :class:`~kgmlm.signals.base.Signal`."""
+        path, constant = (
+            {name.split(".")[1]: x.astype(np.int64) for name, x in tensors.items() if name.startswith(kind)}
+            for kind in ("path", "constant")
+        )
+        rules = RuleSet(PathRules(**path), ConstantRules(**constant))
+        discount, sizes = float(tensors["discount"][0]) / 1000, tuple(tensors["sizes"].tolist())
+        if sizes != (len(graph.entities), len(graph.relations)):
+            raise OtherGraphError
+        rules.check(*sizes)
         return cls.over_graph(rules, graph, discount)
 
     def score(self, reading: Reading, pool: Pool) -> Floats:

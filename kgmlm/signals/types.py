@@ -14,23 +14,22 @@ bins of counts; B queries, K candidates of each query's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
-from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, Floats, IntArray, top
 from kgmlm.core.config import Settings, TypeSettings
-from kgmlm.core.errors import RunError, first_line
+from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, distinct_triples
-from kgmlm.signals.base import Pool
-from kgmlm.signals.vector import EntityVectors
+from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
 from kgmlm.text.reader import Reader, Reading
 
 SOURCES = ("seen", "given", "nearest", "none")  # of an entity's types
@@ -302,7 +301,7 @@ class EntityTypes:
         source_N = np.where(seen_N, 0, np.where(known_N, 1, SOURCES.index("none")))
         return cls(affinity, rows, _Known(counts_NS, has_NF, source_N), neighbors)
 
-    def over(self, context: ContextGraph, relation_rows: IntArray) -> EntityTypes:
+    def for_graph(self, context: ContextGraph, relation_rows: IntArray) -> EntityTypes:
         """Apply what was learned to the entities of another graph.
 
         Args:
@@ -311,7 +310,7 @@ class EntityTypes:
         rows = np.append(self.relation_rows, NONE)[relation_rows]
         return EntityTypes.of(self.affinity, context, self.neighbors, rows)
 
-    def aided(self, vectors_ND: Callable[[], Floats]) -> EntityTypes:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> EntityTypes:
         """A copy for entities that have vectors, asked for only if one needs the types of others."""
         return replace(self, vectors_ND=vectors_ND, _kept={})
 
@@ -440,7 +439,7 @@ def _labels(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Types:
+class Types(TrainableSignal):
     """Types over a graph.
 
     Attributes:
@@ -450,14 +449,9 @@ class Types:
     name: ClassVar[str] = "types"
     title: ClassVar[str] = "types"
     about: ClassVar[str] = "what kinds of entities stand at this side of the relation"
-    reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/types.safetensors"
 
     types: EntityTypes
-
-    @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        """It does not come with the model: it is counted beside it."""
 
     @staticmethod
     def check(graph: KnowledgeGraph, settings: TypeSettings) -> None:
@@ -488,23 +482,23 @@ class Types:
         affinity = Affinity.learn(graph.context, relation, settings.missed, advance)
         return cls(EntityTypes.of(affinity, graph.context, settings.neighbors))
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
         """A copy for the training triples and given types of another graph."""
-        return Types(self.types.over(reader.context, relation_rows))
+        return Types(self.types.for_graph(reader.context, relation_rows))
 
-    def grown(self, graph: KnowledgeGraph, settings: Settings) -> Types:
+    def updated(self, graph: KnowledgeGraph, settings: Settings) -> Types:
         """Counted again, by the training triples of a graph that has grown."""
         return Types.fit(graph, settings.types)
 
-    def aided(self, vectors: EntityVectors) -> Types:
+    def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Types:
         """A copy in which entities without types have those of the nearest seen ones."""
-        return Types(self.types.aided(lambda: vectors.all))
+        return Types(self.types.with_vectors(vectors_ND))
 
-    def save(self, path: Path) -> None:
-        """Write what was counted as safetensors."""
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """What was counted."""
         a = self.types.affinity
         together = sp.csr_array(a.together_SF)
-        tensors: dict[str, Any] = {
+        return {
             "together": together.data.astype(np.int64),
             "features": together.indices.astype(np.int64),
             "begins": together.indptr.astype(np.int64),
@@ -515,42 +509,31 @@ class Types:
             "labels": np.frombuffer(json.dumps(a.labels).encode(), np.uint8).copy(),
             "sizes": np.array([a.entities, a.type_relation, len(a.labels), self.types.neighbors]),
         }
-        files.write_tensors(path, {k: np.ascontiguousarray(v) for k, v in tensors.items()})
 
     @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Types:
-        """Open what :meth:`save` wrote for a graph.
-
-        Raises:
-            RunError: when the file is damaged or of another graph.
-        """
-        from safetensors.numpy import load_file
-
-        try:
-            t = load_file(path)
-            entities, relation, count, neighbors = t["sizes"].tolist()
-            labels = _labels(t["labels"].tobytes().decode()) if count else ()
-            shape = (len(t["triples"]), len(t["having"]))
-            together = sp.csr_array(
-                (t["together"].astype(np.float32), t["features"], t["begins"]), shape=shape
-            )
-            together.check_format()
-            sizes = (len(t["least"]), len(labels), len(t["having"]))
-            if sizes != (shape[0], count, shape[0] + count) or not -1 <= relation < shape[0] // 2:
-                raise ValueError("its parts are not of one size")
-            if t["rates"].shape != (shape[0], BINS):
-                raise ValueError("it has rates of another kind")
-            numbers = np.concatenate([t["least"], t["rates"].ravel()])
-            if not np.isfinite(numbers).all() or (t["rates"] < 0).any() or neighbors < 1:
-                raise ValueError("it has numbers that cannot be")
-            counts = t["having"], t["triples"], entities
-            floats = (t[name].astype(np.float32) for name in ("least", "rates"))
-            affinity = Affinity(labels, relation, together, *counts, *floats)
-        except Exception as error:
-            why = first_line(error)
-            raise RunError(f"{path} cannot be read: {why}") from None
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
+    ) -> Types:
+        """See :class:`~kgmlm.signals.base.Signal`."""
+        entities, relation, count, neighbors = tensors["sizes"].tolist()
+        labels = _labels(tensors["labels"].tobytes().decode()) if count else ()
+        shape = (len(tensors["triples"]), len(tensors["having"]))
+        data = tensors["together"].astype(np.float32)
+        together = sp.csr_array((data, tensors["features"], tensors["begins"]), shape=shape)
+        together.check_format()
+        sizes = (len(tensors["least"]), len(labels), len(tensors["having"]))
+        if sizes != (shape[0], count, shape[0] + count) or not -1 <= relation < shape[0] // 2:
+            raise ValueError("its parts are not of one size")
+        if tensors["rates"].shape != (shape[0], BINS):
+            raise ValueError("it has rates of another kind")
+        numbers = np.concatenate([tensors["least"], tensors["rates"].ravel()])
+        if not np.isfinite(numbers).all() or (tensors["rates"] < 0).any() or neighbors < 1:
+            raise ValueError("it has numbers that cannot be")
+        counts = tensors["having"], tensors["triples"], entities
+        floats = (tensors[name].astype(np.float32) for name in ("least", "rates"))
+        affinity = Affinity(labels, relation, together, *counts, *floats)
         if affinity.sides != 2 * len(graph.relations) or entities != int(graph.seen_N.sum()):
-            raise RunError(f"{path} is of another graph; `kgmlm tune RUN --add types` makes another")
+            raise OtherGraphError
         return cls(EntityTypes.of(affinity, graph.context, neighbors))
 
     def score(self, reading: Reading, pool: Pool) -> Floats:

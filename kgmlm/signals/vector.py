@@ -9,16 +9,17 @@ Shapes: B queries, N entities or candidates, K of each query's own, D width.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Floats, IntArray, Table, products_of_own
-from kgmlm.core.errors import RunError, first_line
+from kgmlm.core.errors import RunError
 from kgmlm.core.machine import bound_memory
 from kgmlm.core.processes import sharing
 from kgmlm.graphs.entities import EntityTable
@@ -108,7 +109,7 @@ class EntityVectors:
         self._tables: list[Table] | None = None  # of both
         self._read_N = np.zeros(len(self.source.entities), np.bool_)
 
-    def over(self, source: VectorSource) -> EntityVectors:
+    def for_graph(self, source: VectorSource) -> EntityVectors:
         """The vectors of another graph's entities; those read of the same label and text are taken over."""
         twin = EntityVectors(source)
         if self._read_N.any():
@@ -307,7 +308,7 @@ def read_together(
         advance(len(part) - len(mine))
 
 
-class Vector:
+class Vector(Signal):
     """Scores entities by the vectors that are read from their texts."""
 
     name: ClassVar[str] = "vector"
@@ -322,30 +323,28 @@ class Vector:
         self.vectors = vectors
 
     @classmethod
-    def fresh(cls, reader: Reader) -> Vector | None:
+    def initial(cls, reader: Reader) -> Vector | None:
         """Vectors that are still to be read, where the settings want them."""
         return cls(EntityVectors(ReaderSource(reader))) if reader.settings.vector.enabled else None
 
-    def save(self, path: Path) -> None:
-        """Write the vectors of all entities, in order; those that are missing are read."""
-        files.write_tensors(path, {"vectors": np.ascontiguousarray(self.vectors.all)})
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The vectors of all entities, in order; those that are missing are read."""
+        return {"vectors": self.vectors.all}
 
     @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader) -> Vector:
+    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Vector:
         """The vectors of a run's own entities, mapped into memory.
 
         Raises:
             RunError: when the file is damaged or of another graph or model.
         """
+        assert reader is not None, "they are the model's"
         if not reader.settings.vector.enabled:
             raise RunError(f"{path} is there, yet the settings of the run have vector.enabled = false")
-        try:
+        with cls.reading(path):
             vectors_ND = files.map_tensor(path, "vectors")
             if vectors_ND.dtype != np.float32:
                 raise ValueError("its vectors are not float32")
-        except Exception as error:
-            why = first_line(error)
-            raise RunError(f"{path} cannot be read: {why}") from None
         expected = (len(graph.entities), reader.model.width)
         if vectors_ND.shape != expected:
             raise RunError(f"{path} has vectors of shape {vectors_ND.shape}; the run needs {expected}")
@@ -353,9 +352,9 @@ class Vector:
         vectors.adopt(graph.entities, vectors_ND)
         return cls(vectors)
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Vector:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Vector:
         """A copy for another graph; vectors of entities that it has read are kept."""
-        return Vector(self.vectors.over(ReaderSource(reader)))
+        return Vector(self.vectors.for_graph(ReaderSource(reader)))
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Cosines ``(B, N)`` or ``(B, K)``."""
@@ -365,11 +364,3 @@ class Vector:
             return self.vectors.cosines(vector_BD)
         chosen = self.vectors.of(pool.filled)
         return products_of_own(vector_BD, chosen) if pool.own else vector_BD @ chosen.T
-
-
-@runtime_checkable
-class Aided(Protocol):
-    """A signal that knows more where a run has entity vectors."""
-
-    def aided(self, vectors: EntityVectors) -> Signal:
-        """A copy with the vectors of all entities, which it reads when it needs them."""

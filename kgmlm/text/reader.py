@@ -274,7 +274,7 @@ class Reader:
                     f"{key} {length}: more than the model's {limit} positions; give it less with --set"
                 )
 
-    def over(self, context: ContextGraph) -> Reader:
+    def for_graph(self, context: ContextGraph) -> Reader:
         """A copy over other entities; names that are known are not tokenized again."""
         twin = Reader(context, self.tokenizer, self.model, self.settings, self.vocabulary)
         if "names" in vars(self):

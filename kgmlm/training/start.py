@@ -372,7 +372,7 @@ def start_run(
     processes.wait_for_everyone()
     # Trained is on the files that were just written: the graph as it was read need not stay in memory.
     run = open_folder(path)
-    ranker = Ranker.fresh(run.graph.context, reader.tokenizer, reader.model, settings, reader.vocabulary)
+    ranker = Ranker.initial(run.graph.context, reader.tokenizer, reader.model, settings, reader.vocabulary)
     ranker.reader.adopt_names(reader.names)
     return run, ranker
 
@@ -399,7 +399,7 @@ def _untrained(graph: KnowledgeGraph, model_name: str, settings: Settings) -> Ra
         check_vocabulary(model, tokenizer, model_name)
     names = tokenizer.candidates(graph.entities.table.column("surface"), None, settings.scoring.end_of_name)
     vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
-    ranker = Ranker.fresh(graph.context, tokenizer, model, settings, vocabulary)
+    ranker = Ranker.initial(graph.context, tokenizer, model, settings, vocabulary)
     ranker.reader.adopt_names(names.cut(vocabulary.span_length))
     return ranker
 

@@ -67,7 +67,6 @@ from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.runs.writing import save_tuned, write_record, writing
 from kgmlm.signals import is_beside
-from kgmlm.signals.base import Growing
 from kgmlm.signals.vector import Vector
 from kgmlm.training.tune import choose
 from kgmlm.training.weights import Refit, refit
@@ -383,10 +382,9 @@ def _written(
     """Write the run with its updated graph and its old weights into a folder; its index grows, too."""
     graph = change.graph
     before = untuned_ranker(run, device).replace(mixture=run.tuned.mixture)
-    ranker = before.over(graph.context)
+    ranker = before.for_graph(graph.context)
     for name, signal in ranker.signals.items():
-        if isinstance(signal, Growing):
-            ranker = ranker.with_signal(signal.grown(graph, _settings(run, name)))
+        ranker = ranker.with_signal(signal.updated(graph, _settings(run, name)))
     with watch:
         for vectors in ranker.counted_vectors:
             vectors.read(batch_size, partial(watch, "reading entities", total=vectors.unread))
@@ -457,7 +455,7 @@ def _grow_index(
         part = entity_part(by.of(ids), ids, cells, old.record["seed"])
         index = Retriever(part, {**old.record, "cells": cells, "entities": count, "fingerprint": made_of})
     else:
-        index = old.grown(run.path / FOLDER, new, by.of(new), made_of)
+        index = old.updated(run.path / FOLDER, new, by.of(new), made_of)
     index.save(grown.path / FOLDER)
     if run.shortlist is None:
         return grown

@@ -89,7 +89,7 @@ def test_a_graph_whose_corruptions_are_all_true_is_refused() -> None:
 def test_it_is_fitted_to_what_the_run_says_without_second_stages(
     more: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
-    ranker = make_ranker(vector=VectorSettings(enabled=True)).over(more.context)
+    ranker = make_ranker(vector=VectorSettings(enabled=True)).for_graph(more.context)
     calibration, sample, held = calibrate(ranker, more, lacking=0)
     assert (sample.weights == 1).all()
     answers = more.context.answers

@@ -140,10 +140,10 @@ class Even:
     def askable(self, relation: int, tails: bool) -> np.ndarray:
         return np.ones(self.count, np.bool_)
 
-    def over(self, context: Any, relation_rows: Any) -> Even:
+    def for_graph(self, context: Any, relation_rows: Any) -> Even:
         return self
 
-    def aided(self, vectors_ND: Any) -> Even:
+    def with_vectors(self, vectors_ND: Any) -> Even:
         return self
 
     def learned(self) -> dict[str, Any]:

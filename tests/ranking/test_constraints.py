@@ -55,7 +55,7 @@ def test_forbidden_columns() -> None:
 
 
 def test_other_graphs_go_by_the_relations_that_the_run_knows() -> None:
-    other = Possible(np.array([False, True])).over(np.array([1, -1, 0]))
+    other = Possible(np.array([False, True])).for_graph(np.array([1, -1, 0]))
     assert other.loop_free_R.tolist() == [True, False, False]
 
 
@@ -83,7 +83,7 @@ def test_a_list_says_who_answers_which_side_of_which_relation(toy: KnowledgeGrap
 def test_a_list_holds_for_another_graph_by_label(toy: KnowledgeGraph, tmp_path: Path) -> None:
     found = listed(tmp_path / "list.csv", "entity\nparis\nrome\n", toy)
     more = toy.extended(EntityTable(["paris, texas"]))
-    over = found.over(more.context, np.arange(len(more.relations)))
+    over = found.for_graph(more.context, np.arange(len(more.relations)))
     assert allowed(over, more, "borders", "tail") == {"paris", "rome"}
 
 
@@ -167,7 +167,7 @@ class Copycat:
         scores[np.arange(len(queries)), queries.entity_B] = 1
         return scores
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Copycat:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Copycat:
         return self
 
 
@@ -189,7 +189,7 @@ def looped() -> KnowledgeGraph:
 @pytest.fixture
 def copycat(looped: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Ranker:
     base = make_ranker().reader
-    made = Ranker.fresh(looped.context, base.tokenizer, base.model, base.settings, base.vocabulary)
+    made = Ranker.initial(looped.context, base.tokenizer, base.model, base.settings, base.vocabulary)
     return made.replace(signals={"likelihood": Copycat()})
 
 
@@ -213,7 +213,7 @@ def test_evaluation_with_and_without(looped: KnowledgeGraph, copycat: Ranker) ->
 def test_another_graph_goes_by_the_run(looped: KnowledgeGraph, copycat: Ranker) -> None:
     unseen = build_graph("unseen", {"train": [["x", "next", "y"]], "test": [["y", "next", "z"]]})
     scope = Scope.inductive(looped, unseen, Protocol(candidates="graph"))
-    ranker = copycat.over(scope.graph.context)
+    ranker = copycat.for_graph(scope.graph.context)
     assert ranker.possible.own_B(scope.graph.queries("test")[0]).all()
     # On its own the graph, with one triple of the relation, would forbid nothing.
     assert not Possible.learn(scope.graph.splits["train"], 1).loop_free_R.any()

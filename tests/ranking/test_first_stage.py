@@ -32,7 +32,7 @@ def test_a_new_entity_changes_nobodys_score_and_is_scored_by_its_text(
     ranker = make_ranker(TextSettings(neighbors=3))
     twins = EntityTable(["q1", "q2", "q3"], ["Paris", "Atlantis", "Atlantis"])
     graph = toy.extended(twins)
-    wider = ranker.over(graph.context)
+    wider = ranker.for_graph(graph.context)
     queries, _ = toy.queries("test")
     before, after = scores_of(ranker, queries), scores_of(wider, queries)
     np.testing.assert_allclose(after[:, : len(toy.entities)], before, atol=1e-5, rtol=1e-5)
@@ -46,7 +46,7 @@ def test_an_entity_vector_is_a_function_of_its_text(
 ) -> None:
     ranker = make_ranker(vector=VectorSettings(enabled=True, max_length=32))
     graph = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Atlantis"], ["a lost city", "a lost city"]))
-    fresh, wider = ranker.over(graph.context), ranker.over(graph.context)
+    fresh, wider = ranker.for_graph(graph.context), ranker.for_graph(graph.context)
     assert wider.vectors is not None
     wider.vectors.adopt(toy.entities, vectors_of(ranker))
     assert wider.vectors.unread == 2
@@ -63,7 +63,7 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
     ranker = make_ranker()
     more = EntityTable(["x1", "x2"], ["Atlantis", "New Georgia"], ["a lost island", ""])
     context = toy.extended(more).context
-    expected = make_ranker().over(context).reader.names
+    expected = make_ranker().for_graph(context).reader.names
     assert len(ranker.reader.names) == len(toy.entities)
     read: list[str] = []
     plain = SpanTokenizer.encode_words
@@ -73,7 +73,7 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
         return plain(self, texts)
 
     monkeypatch.setattr(SpanTokenizer, "encode_words", encode_words)
-    found = ranker.over(context).reader.names
+    found = ranker.for_graph(context).reader.names
     assert read == ["Atlantis", "New Georgia"]
     for name in ("token_ids", "offsets", "truncated_N"):
         assert np.array_equal(getattr(found, name), getattr(expected, name))
@@ -88,7 +88,7 @@ def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(
     )
     names = toy_tokenizer.candidates(toy.entities.column("surface"), None, end_of_name=False)
     vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
-    ranker = Ranker.fresh(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
+    ranker = Ranker.initial(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
     queries, _ = toy.queries("test")
     for rows, _, said in ranker.signal_scores(queries):
         trained = said["likelihood"] / 0.5 + said["vector"] / 0.1

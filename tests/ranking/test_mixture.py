@@ -72,7 +72,7 @@ def test_parts_of_a_mixture() -> None:
 
 
 def test_a_relation_that_is_new_has_the_average() -> None:
-    other = mixture().over(np.array([1, -1]))
+    other = mixture().for_graph(np.array([1, -1]))
     assert other.tables["vector"].tolist() == [[3.0, 4.0], [2.5, 2.5]]
     assert other.tables["likelihood"].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
@@ -81,9 +81,12 @@ def test_one_weight_for_all_is_that_of_new_relations_too() -> None:
     new = np.array([-1, 0])
     evened = mixture().evenly("vector", 7.0)
     assert evened.tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
-    assert evened.over(new).tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
-    assert mixture().without("likelihood").over(new).tables["vector"].tolist() == [[2.5, 2.5], [1.0, 2.0]]
-    again = mixture().over(new).over(new)
+    assert evened.for_graph(new).tables["vector"].tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert mixture().without("likelihood").for_graph(new).tables["vector"].tolist() == [
+        [2.5, 2.5],
+        [1.0, 2.0],
+    ]
+    again = mixture().for_graph(new).for_graph(new)
     assert again.tables["vector"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
     assert again.signals == ("likelihood", "vector")
 

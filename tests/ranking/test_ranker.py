@@ -95,7 +95,7 @@ def test_scores_depend_on_text_alone(
     )
     train = [(rename[h], r, rename[t]) for h, r, t in toy.labeled(toy.splits["train"])]
     other = build_graph("renamed", {"train": train}, texts, extra_entities=rename.values())
-    twin = ranker.over(other.context)
+    twin = ranker.for_graph(other.context)
     queries, _ = toy.queries("train")
     there = np.array([other.entities.index[rename[label]] for label in toy.entities.column("label")])
     moved = Queries(there[queries.entity_B], queries.relation_B, queries.tail_B)
@@ -141,7 +141,7 @@ def test_weights_of_relations_go_along_to_another_graph(
     names = [toy.relations[2].label, "unheard of", toy.relations[0].label]
     triples = np.array([[0, 0, 1], [1, 1, 2], [2, 2, 3]])
     other = KnowledgeGraph("other", toy.entities, RelationTable(names, names), {"train": triples}, {})
-    assert ranker.over(other.context).mixture.tables["vector"].tolist() == [[4, 5], [1, 1], [0, 1]]
+    assert ranker.for_graph(other.context).mixture.tables["vector"].tolist() == [[4, 5], [1, 1], [0, 1]]
 
 
 def test_a_score_is_the_weighted_sum_of_what_signals_say(

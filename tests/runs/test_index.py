@@ -95,7 +95,7 @@ def test_a_saved_index_is_opened_and_joined_by_new_entities(toy_vector_run: Path
     ranker = tuned_ranker(run, "cpu")
     build_index(ranker, run.graph).save(run.path / FOLDER)
     wider = run.graph.extended(EntityTable(["q1", "q2"], ["Atlantis", "Thule"], ["a lost city", ""]))
-    extended = tuned_ranker(run, "cpu").over(wider.context)
+    extended = tuned_ranker(run, "cpu").for_graph(wider.context)
     index = open_index(run.path, extended, len(run.graph.entities))
     assert len(index) == len(wider.entities)
     exact = found(extended, wider, None)
@@ -113,14 +113,14 @@ def test_entities_that_share_a_text_do_not_make_an_index_stale(toy_vector_run: P
     shutil.copytree(toy_vector_run, copy)
     trained = open_folder(copy)
     graph = trained.graph.extended(EntityTable(["p1", "p2"], ["Paris", "Paris"]))
-    ranker = tuned_ranker(trained, "cpu").over(graph.context)
+    ranker = tuned_ranker(trained, "cpu").for_graph(graph.context)
     run = replace(trained, graph=graph)
     vectors = vectors_of(ranker).copy()
     vectors[-1, 0] += 1e-6  # as another batch may round it
     assert ranker.vectors is not None
     ranker.vectors.adopt(graph.entities, vectors)
     build_index(ranker, graph).save(run.path / FOLDER)
-    wider = ranker.over(graph.extended(EntityTable(["q1"], ["Atlantis"])).context)
+    wider = ranker.for_graph(graph.extended(EntityTable(["q1"], ["Atlantis"])).context)
     assert len(open_index(run.path, wider, len(run.graph.entities))) == len(graph.entities) + 1
 
 

@@ -104,7 +104,7 @@ def test_only_training_counts() -> None:
 def test_a_further_entity_changes_nobody_and_goes_by_its_given_types() -> None:
     types = types_of(PEOPLE)
     new = EntityTable(["fay", "gus"], types=["person", ""])
-    wider = types.over(PEOPLE.extended(new).context, np.arange(len(PEOPLE.relations)))
+    wider = types.for_graph(PEOPLE.extended(new).context, np.arange(len(PEOPLE.relations)))
     every = np.arange(types.affinity.sides)
     np.testing.assert_array_equal(scores(wider, every)[:, : len(PEOPLE.entities)], scores(types, every))
     assert wider.sources()["given"] == 2
@@ -137,7 +137,7 @@ def test_without_given_types_the_nearest_seen_entities_lend_theirs(monkeypatch: 
     near = [labels.index(x) for x in ("eve", "ann", "bob")]
     vectors[near] = vectors[near[0]]  # eve is described as ann and bob are
     plain = types_of(PEOPLE)
-    types = plain.aided(lambda: vectors)
+    types = plain.with_vectors(lambda: vectors)
     assert types.sources() == {"seen": 9, "given": 1, "nearest": 1, "none": 0}
     eve = labels.index("eve")
     np.testing.assert_allclose(
@@ -146,7 +146,7 @@ def test_without_given_types_the_nearest_seen_entities_lend_theirs(monkeypatch: 
     asked = np.array([side_of("works_in", "head"), side_of("lies_in", "tail")])
     worker, country = scores(types, asked)[:, eve] - scores(plain, asked)[:, eve]
     assert worker > 0 > country
-    few = plain.aided(lambda: vectors)
+    few = plain.with_vectors(lambda: vectors)
     monkeypatch.setattr("kgmlm.signals.types.PAIRS", 1)
     assert few.sources()["nearest"] == 1, "of the two seen ones that are drawn"
     others = np.arange(len(labels)) != eve
@@ -170,6 +170,6 @@ def test_relations_that_training_has_not_score_all_alike() -> None:
     types = types_of(PEOPLE)
     rows = np.array([-1, 0])
     context = build_graph("other", {"train": [["x", "a", "y"], ["y", "b", "x"]]}).context
-    over = types.over(context, rows)
+    over = types.for_graph(context, rows)
     assert over.sides_of(Queries.of([Query(0, 0, "tail"), Query(0, 1, "head")])).tolist() == [-1, 1]
     assert not over.row(-1).any()

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Cli, Launch, refused
 from safetensors.numpy import load_file, save_file
+from signal_tests import SignalTests
 from worlds import together
 
 import kgmlm
@@ -34,6 +35,15 @@ from kgmlm.signals.biencoder import Biencoder, EncoderSource
 from kgmlm.signals.biencoder_training import Training
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.reader import Reader, Reading
+
+
+class TestBiencoder(SignalTests):
+    kind = Biencoder
+
+    def settings(self, encoder: str) -> BiencoderSettings:
+        return BiencoderSettings(
+            dimension=8, relation_dimension=4, steps=3, precision="fp32", encoder=encoder
+        )
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +68,11 @@ def scores(signal: Biencoder, queries: Queries, graph: KnowledgeGraph) -> Any:
     return signal.score(Reading(queries), Pool(len(graph.entities)))
 
 
-def over(signal: Biencoder, ranker: Ranker, graph: KnowledgeGraph) -> Biencoder:
+def for_graph(signal: Biencoder, ranker: Ranker, graph: KnowledgeGraph) -> Biencoder:
     """The signal over another graph."""
     entity_rows, relation_rows = rows_of(graph.context, signal.context)
-    reader: Reader = ranker.reader.over(graph.context)
-    return signal.over(reader, entity_rows, relation_rows)
+    reader: Reader = ranker.reader.for_graph(graph.context)
+    return signal.for_graph(reader, entity_rows, relation_rows)
 
 
 def test_scores_are_those_of_the_head_that_is_trained(
@@ -129,7 +139,7 @@ def test_answers_that_training_knows_tell_nothing_of_a_query(
         asked, answer = (0, 2) if tail else (2, 0)
         known = (train[:, asked] == entity) & (train[:, 1] == relation) & np.isin(train[:, answer], ids)
         without = replace(toy, splits={**toy.splits, "train": train[~known]})
-        found = over(made, make_ranker(), without).query_vectors(query)
+        found = for_graph(made, make_ranker(), without).query_vectors(query)
         np.testing.assert_allclose(found, made.query_vectors(query), atol=1e-6)
 
 
@@ -140,14 +150,16 @@ def test_further_triples_and_entities_change_whom_they_touch(
     extended = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Avalon"], ["a lost city", ""]))
     new, head = len(toy.entities), 3
     wider = extended.with_context(np.array([[head, 0, new]]))
-    grown = over(made, make_ranker(), wider)
-    further = over(over(made, make_ranker(), wider), make_ranker(), wider)  # of what is not computed yet
+    grown = for_graph(made, make_ranker(), wider)
+    further = for_graph(
+        for_graph(made, make_ranker(), wider), make_ranker(), wider
+    )  # of what is not computed yet
     fresh = Biencoder(
         made.head, wider.context, grown.vectors, grown.relation_texts_RD, grown.relation_rows, made.encoder
     )
     np.testing.assert_allclose(grown.candidates_NW, fresh.candidates_NW, atol=1e-6)
     np.testing.assert_allclose(further.candidates_NW, fresh.candidates_NW, atol=1e-6)
-    again = over(grown, make_ranker(), wider.extended(EntityTable(["q3"], ["Lyonesse"])))
+    again = for_graph(grown, make_ranker(), wider.extended(EntityTable(["q3"], ["Lyonesse"])))
     np.testing.assert_allclose(again.candidates_NW[: new + 2], fresh.candidates_NW, atol=1e-6)
     changed = np.abs(grown.candidates_NW[:new] - made.candidates_NW).max(1) > 1e-6
     assert np.flatnonzero(changed).tolist() == [head]
@@ -158,7 +170,7 @@ def test_a_relation_never_seen_is_known_by_its_text(
 ) -> None:
     wider = toy.with_relations(["made of", "made of stone"])
     new = len(toy.relations)
-    grown = over(made, make_ranker(), wider)
+    grown = for_graph(made, make_ranker(), wider)
     assert grown.relation_rows[new:].tolist() == [-1, -1]
     asked = Queries(np.array([0, 0]), np.array([new, new + 1]), np.array([True, True]))
     one, two = scores(grown, asked, wider)
@@ -172,7 +184,7 @@ def test_an_entity_without_text_and_triples_has_a_score(
     toy: KnowledgeGraph, made: Biencoder, make_ranker: Callable[..., Ranker]
 ) -> None:
     wider = toy.extended(EntityTable(["q1"], [" "]))
-    grown = over(made, make_ranker(), wider)
+    grown = for_graph(made, make_ranker(), wider)
     queries = Queries(np.array([len(toy.entities), 0]), np.array([0, 0]), np.array([True, False]))
     assert np.isfinite(scores(grown, queries, wider)).all()
 

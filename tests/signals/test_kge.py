@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from signal_tests import SignalTests
 
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import KGESettings, VectorSettings
@@ -26,6 +27,13 @@ from kgmlm.signals.kge import KGE
 from kgmlm.text.reader import Reading
 
 SMALL = KGESettings(dimension=8, epochs=30, batch_size=16)
+
+
+class TestKGE(SignalTests):
+    kind = KGE
+
+    def settings(self, encoder: str) -> KGESettings:
+        return KGESettings(dimension=4, epochs=1)
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +157,13 @@ def test_another_graph_has_the_scores_of_its_known_entities(
     ranker = make_ranker()
     ranker.signals["kge"] = kge
     wider = toy.extended(EntityTable(["q1"], ["Atlantis"], ["a lost city"]))
-    twin = ranker.over(wider.context)
+    twin = ranker.for_graph(wider.context)
     queries, _ = toy.queries("test")
     before = scores_of(kge, queries)
     after = twin.signals["kge"].score(Reading(queries), twin.pool())
     np.testing.assert_allclose(after[:, : len(toy.entities)], before, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(after[:, -1], before[:, toy.seen_N].mean(1), atol=1e-5, rtol=1e-4)
-    fewer = kge.over(None, np.array([3, -1]), np.array([1, -1]))
+    fewer = kge.for_graph(None, np.array([3, -1]), np.array([1, -1]))
     asked = type(queries)(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([True, True, True]))
     scores_BN = scores_of(fewer, asked)
     there = type(queries)(np.array([3]), np.array([1]), np.array([True]))

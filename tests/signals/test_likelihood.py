@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from families import FAMILIES, build
+from signal_tests import SignalTests
 
 from kgmlm.core.arrays import Floats, HostTable, IntArray, top
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.signals.likelihood import mean_of_names, mean_of_own_names
+from kgmlm.signals.likelihood import Likelihood, mean_of_names, mean_of_own_names
 from kgmlm.signals.likelihood_training import (
     TensorTable,
     entity_loss,
@@ -35,6 +36,10 @@ from kgmlm.text.torch_model import (
 CPU = torch.device("cpu")
 
 NAMES = ["Georgia", "New York", "New York City", "disease or syndrome", "virus", "virus", "Paris, in France"]
+
+
+class TestLikelihood(SignalTests):
+    kind = Likelihood
 
 
 def brute_force(mlm: object, tokenizer: object, text: str, names: list[str], span: int, *,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from signal_tests import SignalTests
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
@@ -19,6 +20,10 @@ from kgmlm.text.reader import Reading
 from kgmlm.training.weights import ValidationSample
 
 TRAIN = [("a", "r", "b"), ("a", "s", "b"), ("c", "r", "a"), ("d", "r", "d"), ("a", "r", "a"), ("c", "r", "a")]
+
+
+class TestLinked(SignalTests):
+    kind = Linked
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from signal_tests import SignalTests
 from worlds import together
 
 from kgmlm.core.arrays import Floats
@@ -14,7 +15,11 @@ from kgmlm.core.errors import RunError
 from kgmlm.core.processes import ALONE, ProcessGroup
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.signals.vector import read_together
+from kgmlm.signals.vector import Vector, read_together
+
+
+class TestVector(SignalTests):
+    kind = Vector
 
 
 def test_all_processes_have_the_vectors_that_each_has_read(

@@ -123,9 +123,9 @@ def test_over_another_graph_rules_keep_their_labels(file: RuleFile, tmp_path: Pa
     rules, _ = file.read(write(tmp_path / "rules.txt", *LINES))
     entities = EntityTable(["france", "new", "lyon"])
     relations = RelationTable(["near", "in", "other"])
-    over = rules.over(entities.rows_in(ENTITIES), np.array([1, 0, -1]))
+    over = rules.for_graph(entities.rows_in(ENTITIES), np.array([1, 0, -1]))
     assert list(RuleFile(entities, relations).lines(over)) == [LINES[0], LINES[2], LINES[3]]
-    nothing = rules.over(np.full(2, -1), np.full(1, -1))
+    nothing = rules.for_graph(np.full(2, -1), np.full(1, -1))
     assert not nothing
 
 

@@ -15,6 +15,7 @@ from conftest import Cli, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from signal_tests import SignalTests
 from test_rule_grounding import directed_edges, ends
 from test_rule_mining import graph_of
 from typer.testing import CliRunner
@@ -47,6 +48,13 @@ path = st.tuples(counts, relation, st.lists(directed, min_size=1, max_size=3)).f
 constant = st.tuples(counts, directed, entity, directed, st.integers(-1, ENTITIES - 1)).filter(
     lambda rule: rule[1] != rule[3] or rule[4] not in (rule[2], NONE)
 )
+
+
+class TestRules(SignalTests):
+    kind = Rules
+
+    def settings(self, encoder: str) -> RuleSettings:
+        return RuleSettings()
 
 
 def whole(paths: list[Any], constants: list[Any]) -> RuleSet:
@@ -180,7 +188,7 @@ def test_on_an_unseen_graph_rules_hold_for_its_own_triples(
         {"train": train},
         {},
     )
-    over = ranker.over(unseen.context).signals["rules"]
+    over = ranker.for_graph(unseen.context).signals["rules"]
     assert isinstance(over, Rules)
     found = evidence_of(over, "lyon", "located_in", "tail", unseen)
     assert found["france"] > 0

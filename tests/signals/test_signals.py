@@ -1,25 +1,23 @@
-"""The contract of signals, and one more of them in ten lines."""
+"""One more signal in twenty lines, and what every command makes of it."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from signal_tests import SignalTests
 from typer.testing import CliRunner
 
 from kgmlm import signals
 from kgmlm.cli.app import app
 from kgmlm.core.arrays import Floats, IntArray
-from kgmlm.core.config import BiencoderSettings, KGESettings, Protocol, Settings, VectorSettings
-from kgmlm.core.errors import RunError
+from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -27,62 +25,43 @@ from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.opened import open_folder, tuned_ranker
-from kgmlm.signals import SIGNALS, beside
-from kgmlm.signals.base import Pool, Signal
+from kgmlm.signals import SIGNALS
+from kgmlm.signals.base import Pool, TrainableSignal
 from kgmlm.text.reader import Reader, Reading
 
 
-class Longest:
+class Longest(TrainableSignal):
     """A signal in a few lines: long names first, by a factor that it learns."""
 
     name: ClassVar[str] = "longest"
     title: ClassVar[str] = "lengths of names"
     about: ClassVar[str] = "how long the name is"
-    reads: ClassVar[bool] = False
     file: ClassVar[str] = "signals/longest.safetensors"
 
     def __init__(self, entities: EntityTable, factor: float) -> None:
         self.factor = factor
         self.lengths_N = np.array([factor * len(x) for x in entities.column("surface")], np.float32)
 
+    @classmethod
+    def fit(cls, graph: KnowledgeGraph, *_: Any, **__: Any) -> Longest:
+        return cls(graph.entities, 1 / len(graph.splits["train"]))
+
     def score(self, reading: Reading, pool: Pool) -> Floats:
         lengths = self.lengths_N[pool.filled]
         return lengths if pool.own else np.tile(lengths, (len(reading.queries), 1))
 
-    def over(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Longest:
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Longest:
         return Longest(reader.context.entities, self.factor)
 
-    @classmethod
-    def fresh(cls, reader: Reader) -> None:
-        return None
+    def tensors(self) -> dict[str, Any]:
+        return {"factor": np.array([self.factor])}
 
     @classmethod
-    def fit(
-        cls,
-        graph: KnowledgeGraph,
-        settings: Any,
-        advance: Any = None,
-        device: Any = None,
-        kept: Path | None = None,
-    ) -> Longest:
-        return cls(graph.entities, 1 / len(graph.splits["train"]))
-
-    def save(self, path: Path) -> None:
-        save_file({"factor": np.array([self.factor])}, path)
-
-    @classmethod
-    def open(cls, path: Path, graph: KnowledgeGraph, reader: Reader | None = None) -> Longest:
-        try:
-            return cls(graph.entities, load_file(path)["factor"].item())
-        except SafetensorError:
-            raise RunError(f"{path} cannot be read") from None
+    def from_tensors(cls, tensors: Any, graph: KnowledgeGraph, reader: Reader | None) -> Longest:
+        return cls(graph.entities, tensors["factor"].item())
 
 
 REGISTRY = SIGNALS
-QUICK = {  # settings of signals that train for long by default
-    "kge": KGESettings(dimension=4, epochs=1),
-    "biencoder": BiencoderSettings(dimension=8, relation_dimension=4, steps=3, precision="fp32"),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,105 +72,16 @@ def longest() -> Iterator[None]:
         yield
 
 
-def fitted(name: str, graph: KnowledgeGraph, encoder: str) -> Signal:
-    """A signal that is trained beside a text model, quickly."""
-    settings = QUICK.get(name, getattr(Settings(), name, None))
-    if isinstance(settings, BiencoderSettings):
-        settings = settings.model_copy(update={"encoder": encoder})
-    return beside()[name].fit(graph, settings)
+class TestLongest(SignalTests):
+    kind = Longest
 
 
-@pytest.fixture(scope="module")
-def trained(toy: KnowledgeGraph, tiny_encoder: str) -> dict[str, Signal]:
-    """All signals that are trained beside a text model."""
-    return {name: fitted(name, toy, tiny_encoder) for name in beside()}
-
-
-@pytest.fixture
-def whole(make_ranker: Callable[..., Ranker], trained: dict[str, Signal]) -> Ranker:
-    """A ranker that has every signal."""
-    ranker = make_ranker(vector=VectorSettings(enabled=True))
-    for name, signal in trained.items():
-        ranker = ranker.with_signal(signal)
-        ranker.mixture = ranker.mixture.evenly(name, 0.5)
-    return ranker
-
-
-def reading_of(ranker: Ranker, toy: KnowledgeGraph) -> Reading:
-    queries, _ = toy.queries("test")
-    return Reading(queries, ranker.reader.read)
-
-
-@pytest.mark.parametrize("name", [*REGISTRY, Longest.name])
-class TestEverySignal:
-    def test_it_is_one(self, whole: Ranker, name: str) -> None:
-        assert isinstance(whole.signals[name], Signal)
-        assert whole.signals[name].name == name
-        assert all((REGISTRY[name].title, REGISTRY[name].about))
-
-    def test_a_run_keeps_it_where_packs_look_for_it(self, name: str) -> None:
-        expected = f"signals/{name}.safetensors" if name in beside() else "model/"
-        assert REGISTRY[name].file.startswith(expected)
-
-    def test_all_ways_of_scoring_a_candidate_agree(
-        self, whole: Ranker, toy: KnowledgeGraph, name: str
-    ) -> None:
-        reading = reading_of(whole, toy)
-        signal = whole.signals[name]
-        all_BN, some = signal.score(reading, whole.pool()), np.array([5, 0, 17])
-        some_BN = signal.score(reading, whole.pool(some))
-        np.testing.assert_allclose(some_BN, all_BN[:, some], atol=1e-5, rtol=1e-5)
-        own = np.random.default_rng(0).integers(-1, len(toy.entities), (len(reading.queries), 6))
-        pool = whole.pool(own)
-        own_BK, expected_BK = signal.score(reading, pool), np.take_along_axis(all_BN, pool.filled, 1)
-        assert all(x.dtype == np.float32 and np.isfinite(x).all() for x in (all_BN, some_BN, own_BK))
-        np.testing.assert_allclose(own_BK[pool.there], expected_BK[pool.there], atol=1e-5, rtol=1e-5)
-
-    def test_over_a_wider_graph_it_says_the_same(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
-        wider = whole.over(toy.extended(EntityTable(["q1"], ["Atlantis"])).context)
-        reading = reading_of(whole, toy)
-        before = whole.signals[name].score(reading, whole.pool())
-        after = wider.signals[name].score(reading_of(wider, toy), wider.pool())
-        np.testing.assert_allclose(after[:, :-1], before, atol=1e-5, rtol=1e-5)
-        assert np.isfinite(after[:, -1]).all()
-
-    def test_what_is_saved_is_opened_and_says_the_same(
-        self, whole: Ranker, toy: KnowledgeGraph, name: str, tmp_path: Path
-    ) -> None:
-        signal, path = whole.signals[name], tmp_path / REGISTRY[name].file
-        path.parent.mkdir(parents=True)
-        before = signal.score(reading_of(whole, toy), whole.pool())
-        signal.save(path)
-        opened = whole.with_signal(REGISTRY[name].open(path, toy, whole.reader)).signals[name]
-        np.testing.assert_array_equal(opened.score(reading_of(whole, toy), whole.pool()), before)
-        if path.exists():  # it has more to keep than the model's weights
-            path.write_bytes(path.read_bytes()[:-1])
-            with pytest.raises(RunError, match="cannot be read"):
-                REGISTRY[name].open(path, toy, whole.reader)
-
-    def test_it_knows_no_answers(
-        self, whole: Ranker, toy: KnowledgeGraph, tiny_encoder: str, name: str
-    ) -> None:
-        """Its scores follow from the training triples alone: other splits may say what they like."""
-        bare = replace(toy, splits={"train": toy.splits["train"]})
-        ranker = (
-            whole.with_signal(fitted(name, bare, tiny_encoder))
-            if name in beside()
-            else whole.over(bare.context)
-        )
-        signal = ranker.signals[name]
-        expected = whole.signals[name].score(reading_of(whole, toy), whole.pool())
-        found = signal.score(reading_of(whole, toy), whole.pool())
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-    def test_it_reads_text_only_if_it_says_so(self, whole: Ranker, toy: KnowledgeGraph, name: str) -> None:
-        signal = whole.signals[name]
-        reading = Reading(toy.queries("test")[0])
-        if signal.reads:
-            with pytest.raises(AssertionError, match="without a model"):
-                signal.score(reading, whole.pool())
-        else:
-            signal.score(reading, whole.pool())
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_signal_has_a_class_of_tests(name: str) -> None:
+    modules = [import_module(path.stem) for path in Path(__file__).parent.glob("test_*.py")]
+    classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    assert SIGNALS[name] in {c.kind for c in classes if issubclass(c, SignalTests) and c is not SignalTests}
+    assert SIGNALS[name].name == name
 
 
 def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_graph(

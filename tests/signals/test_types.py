@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from signal_tests import SignalTests
 from test_first_stage import scores_of
 from typer.testing import CliRunner
 
@@ -31,6 +32,13 @@ from kgmlm.runs.options import RankingOptions
 from kgmlm.signals.base import Pool
 from kgmlm.signals.types import Types
 from kgmlm.text.reader import Reading
+
+
+class TestTypes(SignalTests):
+    kind = Types
+
+    def settings(self, encoder: str) -> TypeSettings:
+        return TypeSettings()
 
 
 def towns(types: dict[str, str] | None = None) -> KnowledgeGraph:
@@ -137,7 +145,7 @@ def test_no_split_but_training_has_a_say() -> None:
 @pytest.fixture
 def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
     base = make_ranker(vector=VectorSettings(enabled=True)).reader
-    return Ranker.fresh(TOWNS.context, base.tokenizer, base.model, base.settings, base.vocabulary)
+    return Ranker.initial(TOWNS.context, base.tokenizer, base.model, base.settings, base.vocabulary)
 
 
 def test_what_is_forbidden_stays_a_candidate_with_a_finite_score_and_true_answers_are_counted(
@@ -191,14 +199,14 @@ def test_another_graph_goes_by_what_the_run_learned_and_by_its_own_training(rank
         "other", {"train": [["rome", "lies_in", "italy"], ["eva", "lives_in", "rome"]],
                   "test": [["rome", "odd", "eva"]]},
     )  # fmt: skip
-    bound = ranker.constrained(typed(TOWNS), Functional.learn(TOWNS.context)).over(other.context)
+    bound = ranker.constrained(typed(TOWNS), Functional.learn(TOWNS.context)).for_graph(other.context)
     typed_only, functional = bound.possible.further
     (allowed,) = typed_only.allowed(asked(other, "eva", "lives_in", "tail"))
     assert names(other, allowed) == {"rome"}
     (allowed,) = functional.allowed(asked(other, "italy", "lies_in", "head"))
     assert names(other, allowed) == {"rome", "italy", "eva"}  # Rome, which answers it
     assert typed_only.allowed(asked(other, "eva", "odd", "tail")).all()
-    over = ranker.with_signal(Types.fit(TOWNS, TypeSettings())).over(other.context).signals["types"]
+    over = ranker.with_signal(Types.fit(TOWNS, TypeSettings())).for_graph(other.context).signals["types"]
     found = over.score(Reading(asked(other, "eva", "lives_in", "tail")), Pool(3))[0]
     assert found.argmax() == other.entities.index["rome"]
 

@@ -66,7 +66,7 @@ def test_saved_vectors_stay_where_they_are_beside_those_of_further_entities(
     once = toy.extended(EntityTable(["q1", "q2"], ["Atlantis", "Thule"], ["a lost city", ""]))
     twice = once.extended(EntityTable(["q3"], ["Avalon"]))
     for graph in (once, twice):
-        ranker = ranker.over(graph.context)
+        ranker = ranker.for_graph(graph.context)
         vectors = ranker.vectors
         assert vectors is not None
         assert 0 < vectors.unread < 3

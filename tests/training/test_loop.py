@@ -429,7 +429,7 @@ def test_residuals_are_learned_for_entities_seen_and_for_no_others(
     run, ranker = start_run(tmp_path / "run", toy, "scratch", settings(*more))
     train(run, ranker)
     loaded = tuned_ranker(open_folder(tmp_path / "run"), "cpu")
-    text_only = Ranker.fresh(toy.context, *(getattr(ranker.reader, x) for x in PARTS))
+    text_only = Ranker.initial(toy.context, *(getattr(ranker.reader, x) for x in PARTS))
     moved_N = np.linalg.norm(vectors_of(loaded) - vectors_of(text_only), axis=1) > 0.01
     assert not toy.seen_N.all()
     np.testing.assert_array_equal(moved_N, toy.seen_N)
@@ -438,7 +438,7 @@ def test_residuals_are_learned_for_entities_seen_and_for_no_others(
     seen = int(np.flatnonzero(toy.seen_N)[0])
     known = toy.entities[seen]
     twin = EntityTable(["a twin"], [known.surface], [known.description])
-    wider = loaded.over(toy.extended(twin).context)
+    wider = loaded.for_graph(toy.extended(twin).context)
     np.testing.assert_allclose(vectors_of(wider)[seen], vectors_of(loaded)[seen], rtol=1e-5)
     np.testing.assert_allclose(vectors_of(wider)[-1], vectors_of(text_only)[seen], atol=1e-5, rtol=1e-5)
 

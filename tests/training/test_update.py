@@ -428,10 +428,10 @@ def test_rules_counted_again_are_as_if_mined_today(real: Any, monkeypatch: pytes
         context = graph.context
 
     today = Rules.fit(graph, settings.rules).applied.rules
-    mined = old.over(Over, *rows).grown(graph, settings).applied.rules  # type: ignore[arg-type]
+    mined = old.for_graph(Over, *rows).updated(graph, settings).applied.rules  # type: ignore[arg-type]
     assert np.array_equal(mined.paths.body, today.paths.body)
     monkeypatch.setattr("kgmlm.signals.rules.QUICK", 0)
-    grown = old.over(Over, *rows).grown(graph, settings).applied.rules  # type: ignore[arg-type]
+    grown = old.for_graph(Over, *rows).updated(graph, settings).applied.rules  # type: ignore[arg-type]
     for mine, theirs, keys in (
         (grown.paths, today.paths, ("relation", "body")),
         (grown.constants, today.constants, ("asked", "answer", "relation", "value")),
@@ -450,7 +450,7 @@ def test_embeddings_are_fitted_where_every_entity_is_an_answer() -> None:
     settings = Settings(kge=KGESettings(dimension=4, epochs=2))
     old = KGE.fit(graph, settings.kge)
     rows = np.append(np.arange(len(graph.entities)), -1)
-    found = old.over(None, rows, np.arange(1)).grown(new, settings)
+    found = old.for_graph(None, rows, np.arange(1)).updated(new, settings)
     assert np.isfinite(np.asarray(found.entities_SD)).all()
     assert int(found.rows_N[-1]) == len(old.entities_SD)
 
@@ -467,7 +467,7 @@ def test_embeddings_of_what_is_new_are_fitted_and_the_others_stay(real: Any) -> 
     settings = Settings(kge=KGESettings(dimension=32, epochs=30))
     old = KGE.fit(before, settings.kge)
     assert int(old.rows_N[held]) < 0
-    new = old.grown(after, settings)
+    new = old.updated(after, settings)
     assert np.array_equal(new.entities_SD[: len(old.entities_SD)], old.entities_SD)
     assert int(new.rows_N[held]) == len(old.entities_SD)
 
