@@ -154,12 +154,16 @@ def named_rows(
         check: raises where these are not the columns that there must be.
 
     Raises:
-        DataError: for an empty file, a column that is there twice, or a line of another length.
+        DataError: for an empty file, a column that is there twice or is no text, or a line of another length.
     """
     if path.suffix == ".parquet":
-        table = files.read_parquet(path)
+        try:
+            table = files.read_parquet(path)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
         check(table.column_names)
-        columns = [pc.fill_null(column.cast(pa.large_string()), "").to_pylist() for column in table.columns]
+        texts = [_texts(path, name, table.column(name)) for name in table.column_names]
+        columns = [pc.fill_null(column, "").to_pylist() for column in texts]
         for number, row in enumerate(zip(*columns, strict=True)):
             yield f"{path}: row {number}", dict(zip(table.column_names, row, strict=True))
         return
@@ -450,12 +454,21 @@ def _read_parquet(path: Path, required: Sequence[str], optional: Sequence[str] =
         raise DataError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
     columns = []
     for name, column in zip(wanted, table.columns, strict=True):
-        try:
-            column.validate(full=True)  # text that is no UTF-8
-            columns.append((_whole_numbers(column) if name == LABEL else column).cast(pa.large_string()))
-        except pa.ArrowException as error:
-            raise DataError(f"{path}: the column '{name}' is no text: {first_line(error)}") from None
+        columns.append(_texts(path, name, _whole_numbers(column) if name == LABEL else column))
     return pa.Table.from_arrays(columns, wanted)
+
+
+def _texts(path: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of a Parquet file as text.
+
+    Raises:
+        DataError: when it is none: no UTF-8, or lists.
+    """
+    try:
+        column.validate(full=True)  # text that is no UTF-8
+        return column.cast(pa.large_string())
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: the column '{name}' is no text: {first_line(error)}") from None
 
 
 def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:

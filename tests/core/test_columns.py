@@ -255,3 +255,23 @@ def test_what_tsv_cannot_hold_is_written_as_parquet(tmp_path: Path, odd: str) ->
     tables.write_table(tmp_path / "entities", pa.table({"label": ["x"], "name": [odd]}))
     again = tables.read_texts(tmp_path / "entities.parquet", ("label", "name"), ())
     assert again.to_pydict() == {"label": ["x"], "name": [odd]}
+
+
+@pytest.mark.parametrize("odd", [[["x"]], [{"a": 1}], [b"caf\xe9"]])
+def test_a_column_of_parquet_that_is_no_text_is_named(tmp_path: Path, odd: list[Any]) -> None:
+    path = tmp_path / "queries.parquet"
+    pq.write_table(pa.table({"head": odd, "relation": ["r"], "tail": ["t"]}), path)
+    with pytest.raises(DataError, match=r"queries\.parquet: the column 'head' is no text"):
+        list(tables.named_rows(path, "head", lambda header: None))
+
+
+def test_a_table_that_is_no_parquet_or_has_a_column_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "queries.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"queries\.parquet cannot be read as Parquet"):
+        list(tables.named_rows(path, "head", lambda header: None))
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["head", "head"]), path)
+    with pytest.raises(
+        DataError, match=r"queries\.parquet cannot be read as Parquet: it has 2 columns 'head'"
+    ):
+        list(tables.named_rows(path, "head", lambda header: None))
