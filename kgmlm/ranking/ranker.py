@@ -163,17 +163,6 @@ class FirstStage:
         """A copy with other scores."""
         return replace(self, scores_BN=scores_BN)
 
-    def take(self, rows: IntArray) -> FirstStage:
-        """Some of the queries."""
-        ids = self.pool.ids
-        return FirstStage(
-            self.queries[rows],
-            self.pool if ids is None or not self.pool.own else Pool(self.pool.count, ids[rows]),
-            self.scores_BN[rows],
-            {name: scores_BN[rows] for name, scores_BN in self.signal_scores.items()},
-            self.reading.take(rows),
-        )
-
     @classmethod
     def joined(cls, parts: Sequence[FirstStage]) -> FirstStage:
         """Several batches of the same pool behind each other."""

@@ -242,15 +242,20 @@ def test_hubs_are_thinned_evenly(
 
 
 def test_features_are_named_and_finite(knowing: Ranker, toy: KnowledgeGraph) -> None:
-    queries, ids_BK = asked(toy)
+    queries, _ = asked(toy)
+    ((_, first),) = knowing.first_stage(queries, batch_size=len(queries))
+    best, ids_BK = best_of(knowing.context, first, 6)
     ids_BK[0, 1:] = -1
     ids_BK[1] = -1
     features = PairFeatures(knowing)
-    ((rows, first),) = knowing.first_stage(queries, batch_size=len(queries))
-    order = np.argsort(rows)
-    best, _ = best_of(knowing.context, first.take(order), ids_BK.shape[1])
-    candidates = CandidateScores.of(first.take(order), best, ids_BK)
-    found = features.of(queries, candidates, knowing.mixture)
+    candidates = CandidateScores.of(first, best, ids_BK)
+    for name, scores_BN in first.signal_scores.items():
+        expected_BK = np.take_along_axis(scores_BN, np.maximum(ids_BK, 0), 1)
+        there_BK = candidates.there_BK
+        np.testing.assert_array_equal(candidates.said[name][there_BK], expected_BK[there_BK])
+    assert np.array_equal(first.scores_BN, knowing.combined(first.queries, first.signal_scores))
+    found = features.of(first.queries, candidates, knowing.mixture)
+    assert not found[..., features.names.index("score: second stages")][2:].any(), "there is none before"
     assert found.shape == (*ids_BK.shape, len(features.names))
     assert found.dtype == np.float32
     assert np.isfinite(found[2:]).all()
