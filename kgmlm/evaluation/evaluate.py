@@ -354,6 +354,8 @@ class _Asked:
             )
         if graph is not None and asked.retrieve is not None:
             raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
+        if pykeen and (graph is not None or asked.retrieve is not None):
+            raise ConfigError("--pykeen ranks all of the run's own graph: without --graph and --retrieve")
         file = path_if(protocol, "a protocol")
         among = candidates or (None if graph is None or file else "graph")
         chosen = {"split": split, "side": side, "max_triples": max_triples}

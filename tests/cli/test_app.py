@@ -390,6 +390,8 @@ def test_evaluate_on_another_graph(cli: Cli, toy_run: Path, tmp_path: Path) -> N
     assert cli("evaluate", toy_run, "--graph", other, "--allow-new-relations").returncode == 0
     refused(cli("evaluate", toy_run, "--allow-seen-entities"), "--graph")
     refused(cli("evaluate", toy_run, "--graph", other, "--retrieve", 5), "--retrieve", "--graph")
+    for more in (("--graph", other), ("--retrieve", 5)):
+        refused(cli("evaluate", toy_run, "--pykeen", *more), "--pykeen ranks all of the run's own graph")
 
 
 def test_what_a_run_began_with_counts_as_training(cli: Cli, toy_run: Path, tmp_path: Path) -> None:
