@@ -275,8 +275,8 @@ class Completer:
             both = pa.concat_tables([_only(hidden, "hidden", "open"), _only(open, "open", "hidden")])
             return both.take(pa.array(np.argsort(both.column("relation").to_numpy(), kind="stable")))
         found = [
-            (rows, self._chosen(queries[rows], scores_bN, said))
-            for rows, scores_bN, said in self._scored(queries, advance)
+            (rows, self._chosen(queries[rows], scores_bN, added))
+            for rows, scores_bN, added in self._scored(queries, advance)
         ]
         schema = self.schema()
         if not found:
@@ -317,7 +317,7 @@ class Completer:
             yield rows, first.scores_BN, added
 
     def _chosen(
-        self, queries: Queries, scores_BN: Floats, said: Mapping[str, Floats]
+        self, queries: Queries, scores_BN: Floats, added: Mapping[str, Floats]
     ) -> dict[str, np.ndarray]:
         """The candidates of a batch as columns; ``row`` is the query of each."""
         others_BN = np.where(scores_BN <= MISSED, np.float32(-np.inf), scores_BN)  # that it is compared with
@@ -342,7 +342,7 @@ class Completer:
         found = compared(scores_BN, others_BN, row_n, id_n, temperature_of(self.scorer))
         found["log_rank"] = np.log(found.pop("rank"))
         columns |= {name: found[name] for name in FEATURES}
-        return columns | {name: added_BN[row_n, id_n] for name, added_BN in said.items()}
+        return columns | {name: added_BN[row_n, id_n] for name, added_BN in added.items()}
 
 
 def _only(part: pa.Table, kept: str, left: str) -> pa.Table:

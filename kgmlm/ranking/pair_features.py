@@ -64,12 +64,12 @@ class CandidateScores(NamedTuple):
     Attributes:
         ids_BK: which; -1 where there is none.
         scores_BK: by the stages before.
-        said: of each signal ``(B, K)``, not weighed.
+        signal_scores: of each signal ``(B, K)``, not weighed.
     """
 
     ids_BK: IntArray
     scores_BK: Floats
-    said: Mapping[str, Floats]
+    signal_scores: Mapping[str, Floats]
 
     @classmethod
     def of(cls, first: FirstStage, best: Best, ids_BK: IntArray) -> CandidateScores:
@@ -78,33 +78,33 @@ class CandidateScores(NamedTuple):
         Args:
             ids_BK: of these; -1 where there is none.
         """
-        said = {
+        signal_scores = {
             name: np.take_along_axis(scores_BN, best.columns_BK, 1)
             for name, scores_BN in first.signal_scores.items()
         }
-        return cls(ids_BK, best.scores_BK, said)
+        return cls(ids_BK, best.scores_BK, signal_scores)
 
     @classmethod
     def blank(cls, names: Sequence[str], shape: tuple[int, int]) -> CandidateScores:
         """Zeros for so many queries and candidates, to be filled by :meth:`put`."""
-        said = {name: np.zeros(shape, np.float32) for name in names}
-        return cls(np.full(shape, -1), np.zeros(shape, np.float32), said)
+        signal_scores = {name: np.zeros(shape, np.float32) for name in names}
+        return cls(np.full(shape, -1), np.zeros(shape, np.float32), signal_scores)
 
     def put(self, rows: IntArray, other: CandidateScores) -> None:
         """Write the scores of the candidates of some queries."""
         self.ids_BK[rows] = other.ids_BK
         self.scores_BK[rows] = np.where(other.there_BK, other.scores_BK, 0)
-        for name, of_BK in self.said.items():
-            of_BK[rows] = other.said[name]
+        for name, of_BK in self.signal_scores.items():
+            of_BK[rows] = other.signal_scores[name]
 
     def take(self, rows: IntArray) -> CandidateScores:
         """The scores of some of the queries."""
-        said = {name: of_BK[rows] for name, of_BK in self.said.items()}
-        return CandidateScores(self.ids_BK[rows], self.scores_BK[rows], said)
+        signal_scores = {name: of_BK[rows] for name, of_BK in self.signal_scores.items()}
+        return CandidateScores(self.ids_BK[rows], self.scores_BK[rows], signal_scores)
 
     def combined(self, mixture: Mixture, queries: Queries) -> Floats:
         """The first stage: the weighted sum of the signals ``(B, K)``."""
-        parts = (mixture.of(name, queries)[:, None] * of_BK for name, of_BK in self.said.items())
+        parts = (mixture.of(name, queries)[:, None] * of_BK for name, of_BK in self.signal_scores.items())
         found: Floats = sum(parts, np.zeros(self.ids_BK.shape, np.float32))
         return found
 
@@ -143,8 +143,10 @@ class PairFeatures:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the F features."""
-        said = (f"{name}{what}" for name in self.signals for what in ("", ": rank", ": distance to the best"))
-        return (*SCORES, *said, *self.known_names)
+        of_signals = (
+            f"{name}{what}" for name in self.signals for what in ("", ": rank", ": distance to the best")
+        )
+        return (*SCORES, *of_signals, *self.known_names)
 
     @property
     def known_names(self) -> tuple[str, ...]:
@@ -154,27 +156,31 @@ class PairFeatures:
     def of(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
         """The features ``(B, K, F)``; of candidates that are not there anything finite."""
         known_BKF = self.known(queries, candidates.ids_BK)
-        return np.concatenate([self.said(queries, candidates, mixture), known_BKF], 2)
+        return np.concatenate([self.of_scores(queries, candidates, mixture), known_BKF], 2)
 
-    def said(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
+    def of_scores(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
         """The features that depend on the weights of signals."""
         there_BK = candidates.there_BK
         scores_BK = np.where(there_BK, candidates.scores_BK, -np.inf)
         best_B1 = np.maximum(scores_BK.max(1, keepdims=True), np.finfo(np.float32).min)
         behind_BK = np.where(there_BK, candidates.scores_BK - best_B1, 0)
         total_B1 = np.where(there_BK, np.exp(behind_BK), 0).sum(1, keepdims=True)
-        found = [
+        columns = [
             behind_BK - np.log(np.maximum(total_B1, 1e-9)),
             _ranks(scores_BK),
             behind_BK,
             np.where(there_BK, candidates.scores_BK - candidates.combined(mixture, queries), 0),
         ]
         for name in self.signals:
-            weighed_BK = mixture.of(name, queries)[:, None] * candidates.said[name]
+            weighed_BK = mixture.of(name, queries)[:, None] * candidates.signal_scores[name]
             part_BK = np.where(there_BK, weighed_BK, -np.inf)
             best_B1 = np.maximum(part_BK.max(1, keepdims=True), np.finfo(np.float32).min)
-            found += [candidates.said[name], _ranks(part_BK), np.where(there_BK, weighed_BK - best_B1, 0)]
-        return np.stack(found, 2).astype(np.float32)
+            columns += [
+                candidates.signal_scores[name],
+                _ranks(part_BK),
+                np.where(there_BK, weighed_BK - best_B1, 0),
+            ]
+        return np.stack(columns, 2).astype(np.float32)
 
     def known(self, queries: Queries, ids_BK: IntArray) -> Floats:
         """The features that do not depend on the weights of signals."""

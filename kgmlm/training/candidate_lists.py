@@ -103,11 +103,11 @@ class CandidateLists:
 
     def weights_of(self, asks: Asks, of_B: BoolArray) -> Mixture:
         """The weights of signals that some of the asks choose; those of the lists of a single signal."""
-        names = tuple(self.candidates.said)
+        names = tuple(self.candidates.signal_scores)
         if len(names) < 2:
             return self.mixture
-        said_DKS = np.stack([self.candidates.said[name] for name in names], 2)
-        return fitted_weights(self.sample(asks, names, said_DKS), names, of_B)
+        scores_DKS = np.stack([self.candidates.signal_scores[name] for name in names], 2)
+        return fitted_weights(self.sample(asks, names, scores_DKS), names, of_B)
 
     def sample(self, asks: Asks, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
         """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
@@ -225,7 +225,7 @@ def read_lists(
             own_bK = ids_dK[part.group] == part.answers[:, None]
             list_B[part.at] = rows[part.group]
             column_B[part.at] = np.where(own_bK.any(1), own_bK.argmax(1), -1)
-    scores = [found.scores_BK, *found.said.values(), read_DKF]
+    scores = [found.scores_BK, *found.signal_scores.values(), read_DKF]
     arrays: list[npt.NDArray[Any]] = [found.ids_BK, open_DK, *scores]
     for array in arrays:
         for at, values in world.gathered((share, array[share])):

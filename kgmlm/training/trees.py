@@ -135,8 +135,8 @@ def _features(lists: CandidateLists, of: PairFeatures) -> Floats:
     parts = []
     for rows in blocks_of(len(lists.queries), AT_ONCE):
         some = lists.take(rows)
-        said = of.said(some.queries, some.candidates, some.mixture)
-        parts.append(np.concatenate([said, some.read_DKF], 2))
+        of_scores = of.of_scores(some.queries, some.candidates, some.mixture)
+        parts.append(np.concatenate([of_scores, some.read_DKF], 2))
     return np.concatenate(parts)
 
 

@@ -88,10 +88,10 @@ def ranked_by(
     views, world = [task.view() for _ in range(count)], sharing()
     share = task.share(world)
     distinct, pool = task.distinct[share], ranker.pool(task.ids)
-    for own, _, said in ranker.signal_scores(distinct, pool, batch_size=batch_size, by=by):
+    for own, _, signal_scores in ranker.signal_scores(distinct, pool, batch_size=batch_size, by=by):
         rows = share[own]
         parts = list(task.parts(rows))
-        for view, scores_dN in zip(views, score(distinct[own], rows, said), strict=True):
+        for view, scores_dN in zip(views, score(distinct[own], rows, signal_scores), strict=True):
             for part in parts:
                 view.rank(scores_dN, part)
         advance(len(rows), len(distinct))
@@ -146,8 +146,10 @@ class ValidationSample:
         distinct = task.distinct[share]
         tell = partial(advance, "choosing weights")
         found = []
-        for own, _, said in ranker.signal_scores(distinct, pool, batch_size=batch_size, by=tuple(names)):
-            found += [(part.at, *_best(ranker, task, part, said)) for part in task.parts(share[own])]
+        for own, _, signal_scores in ranker.signal_scores(
+            distinct, pool, batch_size=batch_size, by=tuple(names)
+        ):
+            found += [(part.at, *_best(ranker, task, part, signal_scores)) for part in task.parts(share[own])]
             tell(len(own), len(distinct))
         parts = [part for of_one in world.gathered(found) for part in of_one]
         confident = ranker.reader.settings.training.temperature
@@ -210,10 +212,12 @@ class ValidationSample:
         return Mixture(tables, {name: float(average_S[s]) for s, name in enumerate(names)})
 
 
-def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> tuple[Floats, BoolArray]:
+def _best(
+    ranker: Ranker, task: RankingTask, part: Part, signal_scores: SignalScores
+) -> tuple[Floats, BoolArray]:
     """Signal scores ``(b, C, S)`` of the answers and of the best others, and which are there ``(b, C)``."""
     queries, rows_b = task.queries[part.at], np.arange(len(part.at))
-    scores_SbN = [scores_dN[part.group] for scores_dN in said.values()]
+    scores_SbN = [scores_dN[part.group] for scores_dN in signal_scores.values()]
     # 1) what competes: what can answer, and no known triple has
     blocked_bN = ranker.possible.applied(np.zeros_like(scores_SbN[0]), queries, task.ids) < 0
     if task.ids is None:
@@ -223,7 +227,7 @@ def _best(ranker: Ranker, task: RankingTask, part: Part, said: SignalScores) -> 
     blocked_bN[rows_b, part.answers] = True
     # 2) the best of them by each signal, each once
     most = min(BEST, blocked_bN.shape[1])
-    ranking = [x for name, x in zip(said, scores_SbN, strict=True) if not is_signed(name)]
+    ranking = [x for name, x in zip(signal_scores, scores_SbN, strict=True) if not is_signed(name)]
     best = [highest(np.where(blocked_bN, np.float32(-np.inf), x), most)[1] for x in ranking]
     best_bC = np.sort(np.concatenate(best, 1), 1)
     there_bC = ~np.take_along_axis(blocked_bN, best_bC, 1)
@@ -422,7 +426,9 @@ def measured(
         ranker,
         task,
         len(tried),
-        lambda queries, rows, said: (ranker.combined(queries, said, pool, m) for m in tried.values()),
+        lambda queries, rows, signal_scores: (
+            ranker.combined(queries, signal_scores, pool, m) for m in tried.values()
+        ),
         partial(advance, "validating"),
         batch_size,
         tuple(dict.fromkeys(name for mixture in tried.values() for name in mixture.signals)),

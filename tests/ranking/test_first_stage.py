@@ -90,7 +90,7 @@ def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(
     vocabulary = Vocabulary.fit(names, toy.seen_N, settings)
     ranker = Ranker.initial(toy.context, toy_tokenizer, tiny_model, settings, vocabulary).unconstrained()
     queries, _ = toy.queries("test")
-    for rows, _, said in ranker.signal_scores(queries):
-        trained = said["likelihood"] / 0.5 + said["vector"] / 0.1
-        np.testing.assert_allclose(ranker.combined(queries[rows], said) / 0.5, trained, rtol=1e-5)
-        assert not np.allclose(said["vector"], 0, atol=1e-3)
+    for rows, _, signal_scores in ranker.signal_scores(queries):
+        trained = signal_scores["likelihood"] / 0.5 + signal_scores["vector"] / 0.1
+        np.testing.assert_allclose(ranker.combined(queries[rows], signal_scores) / 0.5, trained, rtol=1e-5)
+        assert not np.allclose(signal_scores["vector"], 0, atol=1e-3)

@@ -23,9 +23,9 @@ def mixture() -> Mixture:
 
 
 def test_weights_go_by_relation_and_side() -> None:
-    said = {"likelihood": floats([[1, 2]]), "vector": floats([[10, 0]])}
-    assert mixture().combine(said, TAIL).tolist() == [[31.0, 2.0]]
-    assert mixture().combine(said, HEAD).tolist() == [[41.0, 2.0]]
+    signal_scores = {"likelihood": floats([[1, 2]]), "vector": floats([[10, 0]])}
+    assert mixture().combine(signal_scores, TAIL).tolist() == [[31.0, 2.0]]
+    assert mixture().combine(signal_scores, HEAD).tolist() == [[41.0, 2.0]]
     assert mixture().of("kge", TAIL).tolist() == [0.0]
 
 
@@ -35,13 +35,13 @@ WEIGHTS = st.lists(st.integers(-4, 4).map(lambda n: n / 2), min_size=3, max_size
 @given(WEIGHTS, WEIGHTS, st.integers(0, 99))
 def test_a_mixture_is_linear_in_its_weights(some: list[float], others: list[float], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    said = {name: rng.standard_normal((5, 4), np.float32) for name in "abc"}
+    signal_scores = {name: rng.standard_normal((5, 4), np.float32) for name in "abc"}
     queries = Queries(np.arange(5), np.array([0, 1, 2, 1, 0]), np.array([True, False, True, True, False]))
     tables = {name: rng.standard_normal((3, 2), np.float32) for name in "abc"}
 
     def mixed(weights: list[float]) -> Floats:
         scaled = {name: np.float32(w) * tables[name] for name, w in zip("abc", weights, strict=True)}
-        return Mixture(scaled, dict(zip("abc", weights, strict=True))).combine(said, queries)
+        return Mixture(scaled, dict(zip("abc", weights, strict=True))).combine(signal_scores, queries)
 
     together = mixed([a + b for a, b in zip(some, others, strict=True)])
     np.testing.assert_allclose(together, mixed(some) + mixed(others), atol=1e-5, rtol=1e-5)
@@ -51,13 +51,13 @@ def test_a_mixture_is_linear_in_its_weights(some: list[float], others: list[floa
 @given(st.permutations("abc"), st.integers(0, 99))
 def test_queries_and_candidates_are_mixed_each_alone(order: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    said = {name: rng.standard_normal((4, 6), np.float32) for name in order}
+    signal_scores = {name: rng.standard_normal((4, 6), np.float32) for name in order}
     tables = {name: rng.standard_normal((2, 2), np.float32) for name in "abc"}
     made = Mixture(tables, dict.fromkeys("abc", 1.0))
     queries = Queries(np.arange(4), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
-    whole_BN = made.combine(said, queries)
+    whole_BN = made.combine(signal_scores, queries)
     rows, columns = np.array([2, 0]), np.array([5, 1, 1])
-    part = made.combine({n: s[rows][:, columns] for n, s in said.items()}, queries[rows])
+    part = made.combine({n: s[rows][:, columns] for n, s in signal_scores.items()}, queries[rows])
     np.testing.assert_allclose(part, whole_BN[rows][:, columns], atol=1e-5, rtol=1e-5)
 
 
@@ -93,8 +93,8 @@ def test_one_weight_for_all_is_that_of_new_relations_too() -> None:
 
 @pytest.mark.parametrize("weight", [1.0, 2.0, -1.0])
 def test_a_weight_multiplies(weight: float) -> None:
-    said = {"vector": floats([[10.0, 3.0]])}
-    found = Mixture.even({"vector": weight}, 2).combine(said, TAIL)
+    signal_scores = {"vector": floats([[10.0, 3.0]])}
+    found = Mixture.even({"vector": weight}, 2).combine(signal_scores, TAIL)
     assert found.tolist() == [[10.0 * weight, 3.0 * weight]]
 
 

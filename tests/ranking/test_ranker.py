@@ -152,10 +152,10 @@ def test_a_score_is_the_weighted_sum_of_what_signals_say(
     ids = np.array([4, 1, 7])
     ranker.mixture = ranker.mixture.evenly("vector", 3.0)
     both = scores_of(ranker, queries)
-    ((rows, _, said),) = ranker.signal_scores(queries, ranker.pool(ids))
-    expected = said["likelihood"] + 3 * said["vector"]
+    ((rows, _, signal_scores),) = ranker.signal_scores(queries, ranker.pool(ids))
+    expected = signal_scores["likelihood"] + 3 * signal_scores["vector"]
     np.testing.assert_allclose(both[rows][:, ids], expected, atol=1e-5, rtol=1e-5)
-    for name, part in said.items():
+    for name, part in signal_scores.items():
         np.testing.assert_allclose(
             scores_of(ranker.by(name), queries)[rows][:, ids], part, atol=1e-5, rtol=1e-5
         )

@@ -44,8 +44,8 @@ def whole(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> tuple[Rank
     """A ranker that has read some queries, and its scores."""
     ranker = make_ranker(vector=VectorSettings(enabled=True)).unconstrained()
     queries, _ = toy.queries("test")
-    ((rows, reading, said),) = ranker.signal_scores(queries)
-    return ranker, queries[rows], reading, ranker.combined(queries[rows], said)
+    ((rows, reading, signal_scores),) = ranker.signal_scores(queries)
+    return ranker, queries[rows], reading, ranker.combined(queries[rows], signal_scores)
 
 
 class Backwards:
@@ -99,8 +99,8 @@ def test_a_shortlist_of_all_is_the_full_ranking_whatever_the_index_thinks(
     index: Any = Backwards(order_BN)
     ids_BK, scores_BK = shortlist(ranker, reading, Retrieval(index, count + more))
     pool = ranker.pool()
-    said = {n: ranker.signals[n].score(reading, pool) for n in ranker.mixture.signals}
-    exact_BN = ranker.combined(queries, said)
+    signal_scores = {n: ranker.signals[n].score(reading, pool) for n in ranker.mixture.signals}
+    exact_BN = ranker.combined(queries, signal_scores)
     expected_BN = -np.sort(-exact_BN, 1)
     np.testing.assert_allclose(scores_BK, expected_BN, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(np.take_along_axis(exact_BN, ids_BK, 1), expected_BN, atol=1e-5, rtol=1e-5)

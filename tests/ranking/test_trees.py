@@ -252,7 +252,7 @@ def test_features_are_named_and_finite(knowing: Ranker, toy: KnowledgeGraph) -> 
     for name, scores_BN in first.signal_scores.items():
         expected_BK = np.take_along_axis(scores_BN, np.maximum(ids_BK, 0), 1)
         there_BK = candidates.there_BK
-        np.testing.assert_array_equal(candidates.said[name][there_BK], expected_BK[there_BK])
+        np.testing.assert_array_equal(candidates.signal_scores[name][there_BK], expected_BK[there_BK])
     assert np.array_equal(first.scores_BN, knowing.combined(first.queries, first.signal_scores))
     found = features.of(first.queries, candidates, knowing.mixture)
     assert not found[..., features.names.index("score: second stages")][2:].any(), "there is none before"

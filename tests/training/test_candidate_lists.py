@@ -70,8 +70,8 @@ def test_weights_of_a_half_depend_on_that_half_alone(ranker: Ranker, toy: Knowle
     odd_B = asks.odd_B
     of_odd_D = np.isin(np.arange(len(lists.queries)), asks.list_B[odd_B])
     before = lists.weights_of(asks, odd_B)
-    for said_DK in lists.candidates.said.values():
-        said_DK[~of_odd_D] *= -1
+    for scores_DK in lists.candidates.signal_scores.values():
+        scores_DK[~of_odd_D] *= -1
     after = lists.weights_of(asks, odd_B)
     for name, table_R2 in before.tables.items():
         assert after.tables[name] == pytest.approx(table_R2)
