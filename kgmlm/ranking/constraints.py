@@ -380,10 +380,6 @@ class Possible:
         """Return which of B queries cannot be answered by their own entity."""
         return self.loop_free_R[queries.relation_B]
 
-    def constrained_B(self, queries: Queries) -> BoolArray:
-        """Return which of B queries some entity may be kept from answering."""
-        return self.own_B(queries) | bool(self.further)
-
     def allowed(self, queries: Queries) -> BoolArray:
         """Return which entities can answer each query, ``(B, N)``, for all constraints that know entities.
 

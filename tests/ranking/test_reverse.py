@@ -79,7 +79,7 @@ def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
 
 def test_what_cannot_answer_does_not_hide_the_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
     relation = int(np.bincount(toy.splits["train"][:, 1]).argmax())
-    constrained = ranker.possible.constrained_B(Queries.of([Query(0, relation, "tail")]))
+    constrained = ranker.possible.own_B(Queries.of([Query(0, relation, "tail")]))
     own = Query(int(toy.splits["train"][0, 0]), int(toy.splits["train"][0, 1]), "tail")
     found = ReverseScoring(Use(9, 1.0)).score(ranker, Queries.of([own]), np.array([[own.entity]]))
     assert FLOOR <= found.item() <= 0

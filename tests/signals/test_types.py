@@ -187,7 +187,7 @@ def test_shortlists_and_own_entities_meet_them_too(ranker: Ranker) -> None:
     assert not bound.possible.allowed(queries)[0, own]
     assert bound.allowing_self().possible.allowed(queries)[0, own]
     assert "country" not in names(TOWNS, bound.allowing_self().possible.allowed(queries)[0])
-    assert not bound.unconstrained().possible.constrained_B(queries).any()
+    assert not bound.unconstrained().possible.forbidden(queries)[0].size
     count = len(TOWNS.entities)
     askable = bound.possible.askable(int(queries.relation_B[0]), True, count)
     assert {"person", "cat"} <= names(TOWNS, askable) <= {"person", "cat", "new"}
