@@ -262,8 +262,8 @@ class BiencoderSettings(Strict):
     seconds: float | None = Field(
         None,
         gt=0,
-        description="Train for this time, that of reading the texts included, and for `steps` at most, as "
-        "`--minutes` does; the learning rate follows the time.",
+        description="Train for this time, once the texts are read, and for `steps` at most, as `--minutes` "
+        "does; the learning rate follows the time.",
     )
     batch_size: int = Field(512, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW.")

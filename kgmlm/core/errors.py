@@ -7,8 +7,7 @@ Errors that a user can cause and mend (each is one sentence; the CLI exits with 
     ├── ConfigError     a setting is unknown, or its value is not allowed
     ├── ModelError      a model or a tokenizer cannot be used
     ├── RunError        a run folder is missing, incomplete or in the way
-    │   ├── NoRulesError    a graph, or a file, has no rules
-    │   └── LateError       a stage of a training cannot be done in its time
+    │   └── NoRulesError    a graph, or a file, has no rules
     └── QueryError      an entity or a relation is unknown or ambiguous
 """
 
@@ -69,10 +68,6 @@ class RunError(KgmlmError):
 
 class NoRulesError(RunError):
     """A graph, or a file, has no rules."""
-
-
-class LateError(RunError):
-    """A stage of a training cannot be done in its time."""
 
 
 class QueryError(KgmlmError):

@@ -15,27 +15,24 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import scipy.sparse as sp
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Floats, HostTable, IntArray, Table, products_of_own, unit
 from kgmlm.core.config import BiencoderSettings
-from kgmlm.core.errors import LateError, ModelError, RunError
+from kgmlm.core.errors import ModelError, RunError
 from kgmlm.core.progress import expected
-from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Links, Queries
 from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
+from kgmlm.signals.text_vectors import EncoderSource, TextVectors, keep, read_all, read_texts
 from kgmlm.signals.vector import EntityVectors
 from kgmlm.text.encoder import ENCODER, TextEncoder
 from kgmlm.text.onnx_model import OnnxModel
@@ -43,8 +40,7 @@ from kgmlm.text.reader import Reader, Reading
 
 EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
-LEARNING = 0.1  # of a time, for the head at least, however long it took to read the texts
-PART = 2**12  # entities whose text vectors are one file until all are read
+CUT = "cut"  # a tensor of the file: entities whose texts were not read as a whole, for lack of time
 CANDIDATES = "candidates"  # a tensor of the file that the others tell, and a pack has not
 PARAMETERS = (
     "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
@@ -78,51 +74,6 @@ def weighted_sums(
     return found
 
 
-def texts_of(entities: EntityTable) -> list[str]:
-    """The texts of entities, as the encoder reads them.
-
-    >>> texts_of(EntityTable(["q1", "q2"], ["Paris", "Rome"], ["a capital", ""]))
-    ['Paris. a capital', 'Rome']
-    """
-    columns = zip(entities.column("surface"), entities.told.to_pylist(), strict=True)
-    return [f"{surface}. {description}" if description else surface for surface, description in columns]
-
-
-def digest_of(entities: EntityTable) -> str:
-    """SHA-256 of the texts of entities."""
-    digest = sha256()
-    columns = pa.table({"surface": entities.table.column("surface"), "description": entities.told})
-    for batch in columns.to_batches(PART):
-        for column in batch.columns:
-            digest.update("\0".join(column.to_pylist()).encode(errors="surrogatepass"))
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderSource:
-    """The texts of a graph's entities as an encoder reads them: a source of entity vectors."""
-
-    entities: EntityTable
-    encoder: TextEncoder
-    precision: str = "fp32"  # in which a text is read alike in any batch
-    device: str | None = None  # where the encoder reads; None is the CPU
-
-    @property
-    def width(self) -> int:
-        """Return D."""
-        return self.encoder.width
-
-    def read(self, ids: IntArray, batch_size: int) -> Iterator[tuple[IntArray, Floats]]:
-        """Read the vectors of some entities: (ids, unit vectors)."""
-        texts = texts_of(self.entities.take(ids))
-        for rows, vectors_BD in self.encoder.read(texts, batch_size, self.device, self.precision):
-            yield ids[rows], vectors_BD
-
-    def table(self, rows_ND: Floats) -> Table:
-        """Vectors where they are."""
-        return HostTable(rows_ND)
-
-
 class Biencoder(TrainableSignal):
     """The bi-encoder over a graph.
 
@@ -130,6 +81,7 @@ class Biencoder(TrainableSignal):
         vectors: of the texts of its entities.
         relation_texts_RD: of its relations.
         relation_rows: which relation that was learned each of them is; -1 where training had none.
+        cut: entities whose texts were not read as a whole, for lack of time.
         shares: whether the encoder is the run's model as it is, whose weights are not saved twice.
     """
 
@@ -155,6 +107,7 @@ class Biencoder(TrainableSignal):
         self.relation_texts_RD, self.relation_rows = relation_texts_RD, relation_rows
         self.reader = reader
         self.shares = False
+        self.cut = np.zeros(0, np.int64)
         self._candidates_NW: Floats | None = None
         self._table: Table | None = None  # of these
         self._changed = np.zeros(0, np.int64)  # entities of which it does not have today's
@@ -175,87 +128,69 @@ class Biencoder(TrainableSignal):
 
         Raises:
             ModelError: when the encoder cannot be loaded.
-            LateError: when the texts are not read in the time of the settings.
             RunError: when the loss is no longer a number.
         """
         from kgmlm.signals.biencoder_training import Training
 
-        began = time.monotonic()
-        encoder = TextEncoder.load(settings.encoder, settings.max_length)
-        relation_texts_RD = read_all(encoder, [r.name for r in graph.relations])
-        vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
+        source = cls.source(graph, settings, device)
+        relation_texts_RD = read_all(source.encoder, [r.name for r in graph.relations])
         training = Training(graph, relation_texts_RD, settings, device)
         count = len(graph.entities)
-        most, done = count + settings.steps, 0
 
-        def tell(n: int) -> None:
-            nonlocal done
-            done += n
-            advance(n, expected(done, began, settings.seconds, most))
-
-        def read(n: int, _: int = 0) -> None:
-            tell(n)
-            limit = None if settings.seconds is None else (1 - LEARNING) * settings.seconds
-            if limit is not None and time.monotonic() - began > limit:
-                raise LateError(
-                    f"no bi-encoder: the texts of {count:,} entities are not read in {limit:.0f} s"
-                )
-
-        if kept is None:
-            vectors.read(advance=read)
-            texts_ND = vectors.all
-        else:
-            parts = _read_parts(vectors, encoder, kept, read)
-            texts_ND = np.concatenate([np.load(part) for part in parts])
-        vectors.adopt(graph.entities, texts_ND.astype(np.float16))  # as the file has them
-        texts_ND, links = vectors.all.astype(np.float32), graph.context.links
+        # 1) Texts; those that were read before are there.
+        vectors_ND, cut = read_texts(graph, source, kept)
+        vectors = EntityVectors(source)
+        vectors.adopt(graph.entities, vectors_ND)
+        # 2) What entities are known by: their texts, their neighbors' texts, and their kinds of edges.
+        texts_ND, links = vectors_ND.astype(np.float32), graph.context.links
         row_E, _, other_E = links.edges(np.arange(count))
         ones_E = np.ones(len(row_E), np.float32)
         sums_ND = weighted_sums(ones_E, row_E, other_E, count, texts_ND.__getitem__)
         profile = profile_of(links, count, 2 * len(graph.relations))
-        seconds = None
-        if settings.seconds is not None:
-            seconds = max(settings.seconds - (time.monotonic() - began), LEARNING * settings.seconds)
-        head = training.run(texts_ND, sums_ND, profile, tell, seconds)
+        # 3) The head.
+        began, done = time.monotonic(), 0
+
+        def trained(n: int) -> None:
+            nonlocal done
+            done += n
+            advance(n, expected(done, began, settings.seconds, settings.steps))
+
+        head = training.run(texts_ND, sums_ND, profile, trained, settings.seconds)
         if kept is not None:
             shutil.rmtree(kept)
         rows = np.arange(len(graph.relations))
         rows[~np.isin(rows, graph.splits["train"][:, 1])] = -1
-        return cls(head, graph.context, vectors, relation_texts_RD, rows, encoder)
+        made = cls(head, graph.context, vectors, relation_texts_RD, rows, source.encoder)
+        made.cut = cut
+        return made
+
+    @staticmethod
+    def source(
+        graph: KnowledgeGraph, settings: BiencoderSettings, device: str | None = None
+    ) -> EncoderSource:
+        """The texts of a graph's entities, as the encoder of the settings reads them.
+
+        Raises:
+            ModelError: when it cannot be loaded.
+        """
+        encoder = TextEncoder.load(settings.encoder, settings.max_length)
+        return EncoderSource(graph.entities, encoder, settings.precision, device)
 
     @staticmethod
     def keep_texts(path: Path, graph: KnowledgeGraph, kept: Path) -> None:
         """Lay the vectors of the texts of an older signal where :meth:`fit` finds them, if it has the same
-        encoder; nothing where that cannot be opened.
+        encoder; nothing where that cannot be opened, or has not read all texts.
         """
-        try:
-            old = Biencoder.open(path, graph)
-            of = _known_by(old.vectors, old.encoder)
-        except (RunError, ModelError):
-            return
         if kept.is_dir():
             return  # of a training that was interrupted
-        with files.atomic_folder(kept) as folder:
-            files.write_json(folder / "about.json", of)
-            for part, start in enumerate(range(0, len(graph.entities), PART)):
-                ids = np.arange(start, min(start + PART, len(graph.entities)))
-                np.save(folder / f"part-{part:06}.npy", old.vectors.of(ids).astype(np.float32))
-
-    @staticmethod
-    def read_texts(
-        graph: KnowledgeGraph,
-        settings: BiencoderSettings,
-        kept: Path,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-        device: str | None = None,
-    ) -> None:
-        """Read the texts of all entities for :meth:`fit`, which then finds them in ``kept``.
-
-        Processes share the reading inside :func:`~kgmlm.core.processes.shared_by`; all must see the folder.
-        """
-        encoder = TextEncoder.load(settings.encoder, settings.max_length)
-        vectors = EntityVectors(EncoderSource(graph.entities, encoder, settings.precision, device))
-        _read_parts(vectors, encoder, kept, advance)
+        try:
+            old = Biencoder.open(path, graph)
+            vectors_ND = old.vectors.all.astype(np.float16)
+        except (RunError, ModelError):
+            return
+        if not len(old.cut):
+            source = EncoderSource(graph.entities, old.encoder)
+            keep(kept, source, TextVectors(vectors_ND, old.cut))
 
     def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Biencoder:
         """A copy for another graph: its texts and training triples."""
@@ -268,6 +203,7 @@ class Biencoder(TrainableSignal):
         rows = np.append(self.relation_rows, -1)[relation_rows]
         twin = Biencoder(self.head, context, vectors, relation_texts_RD, rows, self.encoder, reader)
         twin.shares = self.shares
+        twin.cut = np.flatnonzero(np.isin(entity_rows, self.cut))
         if self._candidates_NW is not None and self._begins(context, entity_rows, relation_rows):
             further = context.train[len(self.context.train) :]
             new_ids = np.arange(len(self._candidates_NW), len(entity_rows))
@@ -397,6 +333,7 @@ class Biencoder(TrainableSignal):
                 "relations": self.relation_texts_RD,
                 "rows": self.relation_rows,
             }
+            | ({CUT: self.cut} if len(self.cut) else {})
         )
 
     @classmethod
@@ -418,6 +355,7 @@ class Biencoder(TrainableSignal):
                 names = list(file.keys())
                 head = {name: file.get_tensor(f"head.{name}") for name in PARAMETERS}
                 relation_texts_RD, rows = file.get_tensor("relations"), file.get_tensor("rows")
+                cut = file.get_tensor(CUT) if CUT in names else np.zeros(0, np.int64)
             texts_ND = files.map_tensor(path, "texts")
             candidates_NW = files.map_tensor(path, CANDIDATES) if CANDIDATES in names else None
             encoder = TextEncoder.of_tensors(names, read, path.parent.parent / "model" / "model.safetensors")
@@ -429,29 +367,9 @@ class Biencoder(TrainableSignal):
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, device=_gpu(reader)))
         vectors.adopt(graph.entities, texts_ND)
         made = cls(head, graph.context, vectors, relation_texts_RD, rows, encoder, reader)
-        made._candidates_NW = candidates_NW
+        made._candidates_NW, made.cut = candidates_NW, cut
         made.shares = not any(name.startswith(ENCODER) for name in names)
         return made
-
-
-def _read_parts(
-    vectors: EntityVectors, encoder: TextEncoder, kept: Path, advance: Callable[[int, int], None]
-) -> list[Path]:
-    """The files of all text vectors; those that are missing are read."""
-    return vectors.in_parts(kept, _known_by(vectors, encoder), PART, advance=advance)
-
-
-def _known_by(vectors: EntityVectors, encoder: TextEncoder) -> dict[str, Any]:
-    """The marks that tell vectors of texts from others."""
-    return {"encoder": encoder.digest, "entities": digest_of(vectors.source.entities), "size": PART}
-
-
-def read_all(encoder: TextEncoder, texts: Sequence[str]) -> Floats:
-    """Unit vectors ``(N, D)`` of texts, in their order."""
-    found = np.zeros((len(texts), encoder.width), np.float32)
-    for rows, vectors_BD in encoder.read(texts):
-        found[rows] = vectors_BD
-    return found
 
 
 def _gpu(reader: Reader | None) -> str | None:

@@ -1,9 +1,8 @@
-"""The time limit of a training (``--minutes``): which stages fit, and how long each may take.
+"""The time limit of a training (``--minutes``): how long each stage takes, and if a masked LM is trained.
 
-Before the run is laid, the speed of the encoder says whether the texts of all entities can be read, and
-whether a masked LM can learn anything. From then on each stage gets its share of what is left when it begins
-(the bi-encoder in addition to the time for reading), so the later stages gain the time that one leaves,
-and lose what it overruns.
+Each stage gets its share of what is left when it begins, and stops in time; so the later stages gain the time
+that one leaves, and lose what it overruns. Only the masked LM is left out beforehand, where the speed of the
+encoder says that it could learn nothing in its share.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from kgmlm.core.config import HEAD_CANDIDATES, MOST, Settings, Stage
-from kgmlm.core.errors import RunError, counted
+from kgmlm.core.errors import RunError
 from kgmlm.core.files import write_json
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import RunFolder, read_record
-from kgmlm.signals.biencoder import profile_of, texts_of
+from kgmlm.signals.biencoder import profile_of
 from kgmlm.signals.biencoder_training import Training
 from kgmlm.signals.kge_training import train_complex
+from kgmlm.signals.text_vectors import texts_of
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
 from kgmlm.training.recipes import STEPS, GivenSettings, Recipe, Shape, head_steps, steps_per_epoch
@@ -34,6 +34,7 @@ from kgmlm.training.recipes import STEPS, GivenSettings, Recipe, Shape, head_ste
 # Each stage's share of the time left, relative to the shares of the other stages left.
 SHARES: dict[str, float] = {
     "rules": 0.05,
+    "texts": 0.5,
     "biencoder": 0.25,
     "kge": 0.2,
     "text": 0.55,
@@ -42,8 +43,8 @@ SHARES: dict[str, float] = {
     "trees": 0.08,
     "calibration": 0.04,
 }
+TEXTS = "texts"  # the stage in which the texts are read that the bi-encoder learns from
 CHOICES = ("weights", "reverse", "trees", "calibration")  # use as many validation triples as time allows
-READING = 0.5  # of the whole time at most, for the texts of all entities
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 PART = 0.25  # of an epoch of the masked LM at least; with less, a large graph gains more by other stages
 LONGEST = 0.85  # of the time that is left, for a masked LM that gets to fewer steps than planned
@@ -68,7 +69,6 @@ class Clock:
         recipe = read_record(run).get("recipe") or {}
         self.seconds: float | None = recipe.get("seconds")
         self.timed = frozenset(recipe.get("timed", ()))
-        self.reading: float = recipe.get("reading", 0.0)
         self._since = began
 
     @property
@@ -98,12 +98,10 @@ class Clock:
 
         A stage that was interrupted has what it took before in addition to what it gets now.
         """
-        if self.seconds is None or stage not in {*self.timed, *CHOICES}:
+        if self.seconds is None or stage not in {TEXTS, *self.timed, *CHOICES}:
             return None
-        before = self.spent.get(stage, 0.0)
-        reading = max(0.0, self.reading - before) if stage == "biencoder" else 0.0
         of_all = sum(SHARES.get(one, 0.0) for one in {*among, stage})
-        return max(1.0, reading + (self.left - reading) * SHARES[stage] / of_all) + before
+        return max(1.0, self.left * SHARES[stage] / of_all) + self.spent.get(stage, 0.0)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -132,21 +130,14 @@ def check_minutes(minutes: float | None) -> None:
 def fitted(
     recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: GivenSettings, watch: Watcher
 ) -> Recipe:
-    """The recipe of a time: its stages are those that fit, and end by the clock."""
-    recipe, own = replace(recipe, seconds=seconds), recipe.settings.biencoder
-    if model == "scratch":
-        return _by_the_clock(recipe, graph, given)
-    encoder = TextEncoder.load(model, own.max_length)
-    found = speed(encoder, graph)
-    per_text = found.per_text
-    watch.tell(f"a text of {graph.name} is read in {1000 * per_text:.1f} ms")
-    if "biencoder" in recipe.stages:
-        if own.encoder not in ("", model):
-            per_text = speed(TextEncoder.load(own.encoder, own.max_length), graph).per_text
-        recipe = _with_reading(recipe, graph, seconds, per_text)
+    """The recipe of a time: its stages end by the clock, and the masked LM is one of them if it fits."""
+    recipe = replace(recipe, seconds=seconds)
     measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
-    if "text" in recipe.stages and measured:
-        recipe = _without_text(recipe, graph, seconds, found)
+    if model != "scratch" and "text" in recipe.stages and measured:
+        encoder = TextEncoder.load(model, recipe.settings.biencoder.max_length)
+        encoder_speed = speed(encoder, graph)
+        watch.tell(f"a text of {graph.name} is read in {1000 * encoder_speed.per_text:.1f} ms")
+        recipe = _without_text(recipe, graph, seconds, encoder_speed)
     return _by_the_clock(recipe, graph, given)
 
 
@@ -187,18 +178,23 @@ def speed(encoder: TextEncoder, graph: KnowledgeGraph, most: int = SAMPLED_TEXTS
     return Speed(per_text, per_token, encoder.tokens(texts) / len(texts), encoder.width)
 
 
-def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: Speed) -> Recipe:
+def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, encoder_speed: Speed) -> Recipe:
     """The recipe without its masked LM and index, where too few of its steps would fit."""
     settings = recipe.settings
     training, shape = settings.training, Shape.of(graph)
     epoch = steps_per_epoch(shape, training.samples, training.batch_size)
-    per_step, whole = _least_text(settings, graph, found, max(FLOOR, PART * epoch))
-    if _for_text(seconds - recipe.reading, recipe.stages, {}) >= whole:
+    per_step, whole = _least_text(settings, graph, encoder_speed, max(FLOOR, PART * epoch))
+    asked, useful = list[str](recipe.stages), dict[str, float]()
+    if "biencoder" in asked:
+        asked.append(TEXTS)
+        useful[TEXTS] = len(graph.entities) * encoder_speed.per_text
+    if _for_text(seconds, asked, useful) >= whole:
         return recipe
-    useful, minutes = _useful(recipe, graph, found.width), max(1, round(seconds / 60))
-    if _for_text(seconds - recipe.reading, recipe.stages, useful) >= whole:
+    useful |= _useful(recipe, graph, encoder_speed.width)
+    minutes = max(1, round(seconds / 60))
+    if _for_text(seconds, asked, useful) >= whole:
         return recipe
-    while _for_text(60 * minutes - recipe.reading, recipe.stages, useful) < whole:
+    while _for_text(60 * minutes, asked, useful) < whole:
         minutes += 1
     stages = tuple(x for x in recipe.stages if x not in ("text", "index"))
     training = training.model_copy(update={"epochs": 0.0})
@@ -216,14 +212,14 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, found: 
 
 
 def _least_text(
-    settings: Settings, graph: KnowledgeGraph, found: Speed, steps: float = FLOOR
+    settings: Settings, graph: KnowledgeGraph, encoder_speed: Speed, steps: float = FLOOR
 ) -> tuple[float, float]:
     """Seconds of a step of the masked LM, and of ``steps`` of them with the reading of all entity vectors."""
-    asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * found.tokens)
-    entity = min(settings.vector.max_length, found.tokens) if settings.vector.enabled else 0
+    asked = min(settings.text.max_length, FRAME + (1 + settings.text.neighbors) * encoder_speed.tokens)
+    entity = min(settings.vector.max_length, encoder_speed.tokens) if settings.vector.enabled else 0
     # Forward, and backward twice as long.
-    per_step = 3 * settings.training.batch_size * (asked + entity) * found.per_token
-    return per_step, steps * per_step + len(graph.entities) * entity * found.per_token
+    per_step = 3 * settings.training.batch_size * (asked + entity) * encoder_speed.per_token
+    return per_step, steps * per_step + len(graph.entities) * entity * encoder_speed.per_token
 
 
 def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:
@@ -272,19 +268,6 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
     return found
 
 
-def _with_reading(recipe: Recipe, graph: KnowledgeGraph, seconds: float, per_text: float) -> Recipe:
-    """The recipe with the time for reading all texts; where that is too long, without its bi-encoder."""
-    count = len(graph.entities)
-    reading, most = count * per_text, READING * seconds
-    if reading <= most:
-        return replace(recipe, reading=round(reading, 1))
-    reasons = {key: why for key, why in recipe.reasons.items() if not key.startswith("biencoder.")}
-    texts = counted(count, "text")
-    why = f"none: reading {texts} takes about {reading:.0f} s, and there are {most:.0f} s for it"
-    stages = tuple(stage for stage in recipe.stages if stage != "biencoder")
-    return replace(recipe, stages=stages, reasons={**reasons, "biencoder": why})
-
-
 def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -> Recipe:
     """The recipe whose stages end by the clock, but for those of which it was given how long they take."""
     settings, reasons, usual = recipe.settings, dict(recipe.reasons), dict[str, float]()
@@ -329,7 +312,9 @@ def time_report(run: RunFolder) -> list[str]:
     recipe, spent = run.record["recipe"], run.record.get("spent", {})
     of = ", ".join(f"{stage} {seconds / 60:.1f}" for stage, seconds in spent.items())
     lines = [f"{sum(spent.values()) / 60:.1f} of {recipe['seconds'] / 60:g} minutes: {of}"]
-    more, whole = [], sum(spent.values())
+    more, whole = list[str](), sum(spent.values())
+    if cut := run.record.get("signals", {}).get("biencoder", {}).get("texts_cut", 0):
+        more.append(f"the texts of {cut:,} of {len(run.graph.entities):,} entities were not read as a whole")
     for stage, usual in recipe["usual"].items():
         had = _had(run, stage)
         if had is not None and had < 0.95 * usual:
@@ -352,6 +337,6 @@ def _had(run: RunFolder, stage: str) -> float | None:
     if how is None:
         return None
     if stage == "biencoder":
-        return float(how["done"] - len(run.graph.entities))  # texts that were read
+        return float(how["done"])
     per_epoch = math.ceil(len(run.graph.unique_queries("train")[0]) / run.settings.kge.batch_size)
     return float(how["done"] / per_epoch)

@@ -98,7 +98,6 @@ class Recipe:
         stages: in order.
         reasons: for settings, why they are as they are.
         seconds: what all stages may take together; None is as long as the settings say.
-        reading: seconds in which the bi-encoder reads all texts.
         timed: the stages that end by the clock.
         usual: the epochs or steps that these have where no time is given.
         text_from: where the time is too short for a masked LM: from how many minutes on it is not.
@@ -109,7 +108,6 @@ class Recipe:
     stages: tuple[Stage, ...]
     reasons: Mapping[str, str]
     seconds: float | None = None
-    reading: float = 0.0
     timed: tuple[Stage, ...] = ()
     usual: Mapping[str, float] = field(default_factory=dict)
     text_from: int | None = None
@@ -120,7 +118,6 @@ class Recipe:
             "preset": self.preset,
             "stages": list(self.stages),
             "seconds": self.seconds,
-            "reading": self.reading,
             "timed": list(self.timed),
             "usual": dict(self.usual),
             "text_from": self.text_from,

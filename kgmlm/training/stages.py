@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from kgmlm.core.config import Stage
-from kgmlm.core.errors import DataError, LateError, NoRulesError, RunError
+from kgmlm.core.errors import DataError, NoRulesError, RunError
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -27,10 +27,11 @@ from kgmlm.runs.opened import open_folder
 from kgmlm.runs.tuned import CONDITIONAL, REVERSE, TREES
 from kgmlm.runs.writing import leave_out, write_record
 from kgmlm.signals import beside
+from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.training.loop import TimeLimit
-from kgmlm.training.planner import FLOOR, LONGEST, Clock, fitted, time_report
+from kgmlm.training.planner import FLOOR, LONGEST, TEXTS, Clock, fitted, time_report
 from kgmlm.training.recipes import (
     LEAST,
     PLAIN,
@@ -47,6 +48,7 @@ from kgmlm.training.tune import (
     Figures,
     add_signal,
     choose,
+    read_texts,
 )
 
 WEIGHED = 300  # validation triples of a first choice of weights, which times a larger one
@@ -156,10 +158,18 @@ def signal_stages(path: Path, max_steps: int | None, clock: Clock, watch: Watche
     """Train the signals of a run's recipe, which come before its masked LM; those that are there stay."""
     recipe = open_folder(path).record.get("recipe") or {"stages": []}
     names = [stage for stage in recipe["stages"] if stage in beside()]
+    if Biencoder.name in names:
+        names.insert(names.index(Biencoder.name), TEXTS)
+    cut = 0
     for at, name in enumerate(names):
+        run = open_folder(path)
         with clock.stage(name):
             seconds = clock.share(name, [*names[at:], *_after(recipe["stages"])])
-            _add_stage(open_folder(path), name, max_steps, seconds, watch)
+            if name != TEXTS:
+                marks = {"texts_cut": cut} if cut and name == Biencoder.name else {}
+                _add_stage(run, name, max_steps, seconds, watch, marks)
+            elif _is_to_be_trained(run, Biencoder.name, max_steps):
+                cut = _read_texts(run, seconds, watch)
 
 
 def text_limit(path: Path, clock: Clock) -> TimeLimit | None:
@@ -324,22 +334,47 @@ def _index(path: Path, watch: Watcher) -> None:
     )
 
 
+def _is_to_be_trained(run: RunFolder, name: str, max_steps: int | None) -> bool:
+    """Return whether a signal of a recipe is missing, or was cut by ``--max-steps``, which is gone now."""
+    there = (run.path / beside()[name].file).is_file()
+    return not there or (max_steps is None and was_cut(run, name))
+
+
+def _read_texts(run: RunFolder, seconds: float | None, watch: Watcher) -> int:
+    """Read the texts for the bi-encoder; return how many were not read as a whole."""
+    cut = read_texts(run, Addition(Biencoder.name).settings(run), watch, seconds)
+    if cut:
+        watch.tell(
+            f"the time was too short for the texts of {cut:,} of {len(run.graph.entities):,} entities: the "
+            "bi-encoder knows these by their names, or not at all"
+        )
+    return cut
+
+
 def _add_stage(
-    run: RunFolder, name: str, max_steps: int | None, seconds: float | None, watch: Watcher
+    run: RunFolder,
+    name: str,
+    max_steps: int | None,
+    seconds: float | None,
+    watch: Watcher,
+    marks: Mapping[str, Any],
 ) -> None:
-    """Train a signal of a recipe beside the text, in a time if one is given, if it is not there."""
-    cut = max_steps is None and was_cut(run, name)
-    file = beside()[name].file
-    if (run.path / file).is_file() and not cut:
+    """Train a signal of a recipe beside the text, in a time if one is given, if it is not there.
+
+    Args:
+        marks: further values of its record.
+    """
+    if not _is_to_be_trained(run, name, max_steps):
         return
     bounds = {} if max_steps is None else _bounds(name, max_steps)
     if seconds is not None:
         bounds = {**bounds, "seconds": round(seconds, 1)}
     given = [f"{name}.{key}={json.dumps(value)}" for key, value in bounds.items()]
-    marks = {"cut": True} if max_steps is not None and _bounds(name, max_steps) else {}
+    if max_steps is not None and _bounds(name, max_steps):
+        marks = {**marks, "cut": True}
     try:
         add_signal(run, Addition(name, given=given, marks=marks), None, watch)
-    except (NoRulesError, LateError) as error:  # of an odd graph, or a busy machine: nothing is wrong
+    except NoRulesError as error:  # of an odd graph: nothing is wrong
         watch.tell(str(error))
         if max_steps is None:
             leave_out(run.path, name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, Settings, load_settings
 from kgmlm.core.errors import RunError, check_numbers
-from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by
+from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by, sharing
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.runs.folder import TRAINED, RunFolder
@@ -20,6 +20,7 @@ from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.runs.tuned import CONDITIONAL, MIXTURE, REVERSE, SECOND, TREES, TunedWeights
 from kgmlm.runs.writing import drop_signal, leave_out, save_signal, save_tuned, write_record
+from kgmlm.signals import text_vectors
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.vector import Vector
 from kgmlm.training.recipes import as_assignments, settings_of
@@ -163,15 +164,15 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
         if isinstance(made[0], Biencoder):
             made[0].shares = False  # its encoder is the other run's model
     else:
-        with watch:
+        settings = added.settings(run)
+        if added.name == Biencoder.name:
+            read_texts(run, settings, watch, device=device)
+        with watch, keeping(run.path, added.name, watch) as kept:
             bar = partial(watch, f"training {added.name}")
-            with keeping(run.path, added.name, watch) as kept:
-                if added.name == Biencoder.name and kept is not None:
-                    Biencoder.keep_texts(run.path / Biencoder.file, run.graph, kept)
-                made = fit_signal(added.name, run.graph, added.settings(run), bar, device_of(device), kept)
+            made = fit_signal(added.name, run.graph, settings, bar, device_of(device), kept)
         if isinstance(made[0], Biencoder):
             # The run's model stays the encoder that it came as.
-            own = added.settings(run).biencoder.encoder == str(run.record["model"])
+            own = settings.biencoder.encoder == str(run.record["model"])
             made[0].shares = own and not run.settings.trains_text
     save_signal(run, made[0], **made[1], **added.marks)
 
@@ -250,7 +251,8 @@ def tune(
     wants[TREES] = wants[TREES] and may_fit(folder.graph, watch)
     for added in additions:
         if added.name == Biencoder.name and added.source is None and world.size > 1:
-            _read_texts(folder, added, device, watch, world)
+            with shared_by(world):
+                read_texts(folder, added.settings(folder), watch, device=device)
     world.wait()  # until all have checked the run as it was
     if world.main:
         _change(folder, dropping, additions, device, watch)
@@ -269,16 +271,33 @@ def tune(
     )
 
 
-def _read_texts(
-    run: RunFolder, added: Addition, device: str | None, watch: Watcher, world: ProcessGroup
-) -> None:
-    """Read the texts of a bi-encoder that is to be added, each in one of several processes."""
+def read_texts(
+    run: RunFolder,
+    settings: Settings,
+    watch: Watcher,
+    seconds: float | None = None,
+    device: str | None = None,
+) -> int:
+    """Read the texts of a bi-encoder that is to be trained beside a run's model, and keep them for that.
+
+    Several processes share the reading inside :func:`~kgmlm.core.processes.shared_by`.
+
+    Args:
+        seconds: read names first, and descriptions as far as this time goes; None reads all texts.
+
+    Returns:
+        How many texts were not read as a whole.
+    """
     from kgmlm.runs.models import device_of
 
-    with keeping(run.path, added.name, watch) as kept, watch, shared_by(world):
-        if kept is not None:
-            settings, bar = added.settings(run).biencoder, partial(watch, "reading texts")
-            Biencoder.read_texts(run.graph, settings, kept, bar, device_of(device))
+    with keeping(run.path, Biencoder.name, watch) as kept, watch:
+        if kept is None:
+            return 0  # nothing can be kept: the texts are read where the head is trained
+        if sharing().main:
+            Biencoder.keep_texts(run.path / Biencoder.file, run.graph, kept)
+        source = Biencoder.source(run.graph, settings.biencoder, device_of(device))
+        bar = partial(watch, "reading texts")
+        return len(text_vectors.read_texts(run.graph, source, kept, bar, seconds).cut)
 
 
 def _change(

@@ -9,7 +9,7 @@ from kgmlm.graphs import names
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
-from kgmlm.signals.biencoder import texts_of
+from kgmlm.signals.text_vectors import texts_of
 from kgmlm.text.linearization import plain
 
 

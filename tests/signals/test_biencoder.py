@@ -20,7 +20,7 @@ from worlds import together
 import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import BiencoderSettings, Protocol
-from kgmlm.core.errors import LateError, ModelError, RunError
+from kgmlm.core.errors import ModelError, RunError
 from kgmlm.core.processes import ProcessGroup
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.entities import EntityTable
@@ -28,11 +28,11 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.opened import open_folder, tuned_ranker
-from kgmlm.signals import biencoder as module
-from kgmlm.signals import rows_of
+from kgmlm.signals import rows_of, text_vectors
 from kgmlm.signals.base import Pool
-from kgmlm.signals.biencoder import Biencoder, EncoderSource
+from kgmlm.signals.biencoder import Biencoder, profile_of, weighted_sums
 from kgmlm.signals.biencoder_training import Training
+from kgmlm.signals.text_vectors import EncoderSource, read_texts
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.reader import Reader, Reading
 
@@ -87,8 +87,8 @@ def test_scores_are_those_of_the_head_that_is_trained(
     links, count = toy.context.links, len(toy.entities)
     row_E, _, other_E = links.edges(np.arange(count))
     ones_E = np.ones(len(row_E), np.float32)
-    sums_ND = module.weighted_sums(ones_E, row_E, other_E, count, texts_ND.__getitem__)
-    profile = module.profile_of(links, count, 2 * len(toy.relations))
+    sums_ND = weighted_sums(ones_E, row_E, other_E, count, texts_ND.__getitem__)
+    profile = profile_of(links, count, 2 * len(toy.relations))
     training.hold(texts_ND, sums_ND, profile)
     chosen = np.arange(len(training.queries))
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_a_second_training_reads_no_text_again(
     read: list[int] = []
     whole = EncoderSource.read
 
-    def reading(source: EncoderSource, ids: IntArray, batch_size: int) -> Any:
+    def reading(source: EncoderSource, ids: IntArray, batch_size: int = 64) -> Any:
         read.extend(ids.tolist())
         return whole(source, ids, batch_size)
 
@@ -214,19 +214,11 @@ def test_a_second_training_reads_no_text_again(
     assert not list(tmp_path.glob(".*unfinished")), "nothing is left beside the run"
 
 
-def test_texts_that_are_not_read_in_time_are_said(
-    toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path
-) -> None:
-    hurried = settings.model_copy(update={"seconds": 1e-6})
-    with pytest.raises(LateError, match=f"texts of {len(toy.entities)} entities are not read in 0 s"):
-        Biencoder.fit(toy, hurried, kept=tmp_path / "kept")
-
-
 def test_training_ends_after_its_seconds(toy: KnowledgeGraph, settings: BiencoderSettings) -> None:
     steps: list[int] = []
     timed = settings.model_copy(update={"seconds": 3.0, "steps": 10**6})
     Biencoder.fit(toy, timed, lambda n, total: steps.append(n))
-    assert len(toy.entities) < sum(steps) < 10**6
+    assert 1 <= sum(steps) < 10**6
 
 
 def test_reading_that_was_killed_continues_with_the_next_part(
@@ -234,7 +226,7 @@ def test_reading_that_was_killed_continues_with_the_next_part(
 ) -> None:
     few = settings.model_copy(update={"steps": 2})
     expected = Biencoder.fit(toy, few)
-    monkeypatch.setattr(module, "PART", 10)
+    monkeypatch.setattr(text_vectors, "PART", 10)
     read, kept = TextEncoder.read, tmp_path / ".run.biencoder-unfinished"
     asked: list[int] = []
 
@@ -270,7 +262,7 @@ def test_vectors_of_other_texts_are_read_again(
     Biencoder.fit(toy, few).save(tmp_path / "one.safetensors")
     kept.mkdir()
     (kept / "about.json").write_text('{"encoder": "another"}')
-    np.save(kept / "part-000000.npy", np.zeros((len(toy.entities), 32), np.float32))
+    np.save(kept / "texts-000000.npy", np.zeros((len(toy.entities), 32), np.float32))
     Biencoder.fit(toy, few, kept=kept).save(tmp_path / "two.safetensors")
     one, two = (load_file(tmp_path / f"{name}.safetensors")["texts"] for name in ("one", "two"))
     np.testing.assert_array_equal(one, two)
@@ -357,7 +349,7 @@ def test_a_run_keeps_it_ranks_by_it_and_packs_it(
 def test_processes_share_the_reading(
     toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PART", 10)
+    monkeypatch.setattr(text_vectors, "PART", 10)
     few, read = settings.model_copy(update={"steps": 2}), TextEncoder.read
     counted: list[int] = []
 
@@ -369,7 +361,7 @@ def test_processes_share_the_reading(
 
     def job(world: ProcessGroup) -> list[int]:
         counted.clear()
-        Biencoder.read_texts(toy, few, tmp_path / "kept")
+        read_texts(toy, Biencoder.source(toy, few), tmp_path / "kept")
         return list(counted)
 
     together(2, job)

@@ -42,7 +42,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ("preset", "minutes", "speed", "expected"),
     [
         ("quick", 1, (1e-4, 1e-5), {"rules", "types", "linked", "biencoder", "reverse"}),
-        ("quick", 0.01, (1.0, 0.1), {"rules", "types", "linked", "reverse"}),
+        ("quick", 0.01, (1.0, 0.1), {"rules", "types", "linked", "biencoder", "reverse"}),
         ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "linked", "biencoder"}),
         ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder"}),
         ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "biencoder", "reverse"}),
@@ -66,11 +66,8 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     told = "\n".join(watch.told)
     assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in expected)
     assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
-    assert ("  biencoder: none: reading" in told) == ("biencoder" not in expected)
     assert recipe.seconds == 60 * minutes
     assert set(recipe.timed) == expected - {"types", "linked", "reverse"}
-    read = len(toy.entities) * speed[0] if "biencoder" in expected else 0.0
-    assert recipe.reading == pytest.approx(read, abs=0.1)
 
 
 def test_the_masked_lm_has_what_other_stages_do_not_need() -> None:
@@ -185,21 +182,22 @@ def test_a_stage_gets_its_share_of_what_is_left(
     assert again.share("weights", []) == 1.0, "a second, where nothing is left"
 
 
-def test_reading_comes_in_addition_to_the_share_of_the_bi_encoder(
-    tmp_path: Path, toy: KnowledgeGraph, now: list[float]
-) -> None:
+def test_reading_texts_has_a_share_of_its_own(tmp_path: Path, toy: KnowledgeGraph, now: list[float]) -> None:
     start_run(tmp_path / "run", toy, "scratch", settings())
+    recipe = {"preset": "balanced", "stages": ["biencoder", "kge"], "seconds": 100.0}
     run = open_folder(tmp_path / "run")
-    run = write_record(run, onnx=False)
-    run = write_record(run, recipe={"preset": "balanced", "stages": ["biencoder", "kge"],
-                       "seconds": 100.0, "reading": 40.0, "timed": ["biencoder", "kge"]})  # fmt: skip
+    run = write_record(run, onnx=False, recipe={**recipe, "timed": ["biencoder", "kge"]})
     clock, shares = Clock(run.path, now[0]), planner.SHARES
+    stages = ["texts", "biencoder", "kge"]
+    assert clock.share("texts", stages) == pytest.approx(
+        100 * shares["texts"] / sum(shares[stage] for stage in stages)
+    )
+    with clock.stage("texts"):
+        now[0] += 10
     part = shares["biencoder"] / (shares["biencoder"] + shares["kge"])
-    assert clock.share("biencoder", ["biencoder", "kge"]) == pytest.approx(40 + 60 * part)
-    assert clock.share("kge", ["kge"]) == 100
-    with clock.stage("biencoder"):
-        now[0] += 30
-    assert clock.share("biencoder", ["biencoder", "kge"]) == pytest.approx(30 + 10 + 60 * part), "resumed"
+    assert clock.share("biencoder", stages[1:]) == pytest.approx(90 * part), (
+        "what reading left is shared, too"
+    )
 
 
 def test_without_a_time_no_stage_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
@@ -293,7 +291,7 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     ).folder
     record = run.record
     assert record["status"] == "finished"
-    assert list(record["spent"])[:6] == ["planning", "types", "rules", "linked", "biencoder", "kge"]
+    assert list(record["spent"])[:7] == ["planning", "types", "rules", "linked", "texts", "biencoder", "kge"]
     assert sum(record["spent"].values()) >= 1
     assert set(run.tuned.mixture.tables) >= {"types", "rules", "linked", "biencoder", "kge"}
     assert watch.told[-5].endswith(f"of 0.3 minutes: {time_report(run)[0].partition(': ')[2]}")
@@ -304,6 +302,24 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     heard = Hears()
     kgmlm.train(output=tmp_path / "run", resume=True, progress=heard)
     assert heard.told[-1].endswith("nothing to resume")
+
+
+def test_a_run_says_which_texts_there_was_no_time_for(
+    tmp_path: Path, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, share = Hears(), Clock.share
+    monkeypatch.setattr(
+        Clock, "share", lambda clock, stage, among: 1e-6 if stage == "texts" else share(clock, stage, among)
+    )
+    run = kgmlm.train("toy", tiny_encoder, tmp_path / "run", minutes=1, preset="quick", progress=watch).folder
+    told, count = "\n".join(watch.told), len(run.graph.entities)
+    cut = run.record["signals"]["biencoder"]["texts_cut"]
+    assert 0 < cut <= count
+    assert f"the time was too short for the texts of {cut} of {count} entities" in told
+    assert f"more time: the texts of {cut} of {count} entities were not read as a whole" in told
+    assert "biencoder" in run.tuned.mixture.tables
+    kgmlm.tune(run.path, add="biencoder", overwrite=True, progress=False, biencoder={"steps": 2})
+    assert "texts_cut" not in open_folder(run.path).record["signals"]["biencoder"], "all are read now"
 
 
 def test_a_time_goes_with_presets_alone(tmp_path: Path) -> None:
