@@ -6,6 +6,7 @@ of them in one file.
 
     python eval/benchmarks/walk.py rank runs/demo --head "Astrid Lindgren" --relation "worked in"
     python eval/benchmarks/walk.py evaluate runs/demo -q
+    python eval/benchmarks/walk.py train --output runs/walked --dataset toy --model scratch --preset plain -q
 
 With ``PYTHONPATH`` naming another checkout, the way through that one is counted.
 """
@@ -59,14 +60,15 @@ def first_calls(work: Callable[[], object], path: Path) -> list[tuple[str, str]]
 
 
 def main() -> None:
-    """Walk a command of kgmlm whose first argument is a run, and print each stay."""
+    """Walk a command of kgmlm, whose run is the first argument or its output, and print each stay."""
     from kgmlm.cli.app import app
 
     def work() -> None:
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
             app(sys.argv[1:])
 
-    calls = first_calls(work, Path(sys.argv[2]).absolute())
+    run = sys.argv[sys.argv.index("--output") + 1] if sys.argv[1] == "train" else sys.argv[2]
+    calls = first_calls(work, Path(run).absolute())
     walked = [(file, list(stay)) for file, stay in groupby(calls, key=lambda call: call[0])]
     for number, (file, stay) in enumerate(walked, 1):
         print(f"{number:3}  {file:28} {', '.join(function for _, function in stay)}")

@@ -143,7 +143,7 @@ def read_texts(
     # 2) Names with descriptions, in place of the names alone.
     if in_time:
         reading.read("described", ids_N[described_N[ids_N]], source.read)
-    if kept is not None and len(reading.vectors.cut):
+    if kept is not None:
         keep(kept, source, reading.vectors)
     return reading.vectors
 

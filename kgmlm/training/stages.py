@@ -236,7 +236,8 @@ def last_stages(
         _chosen(path, "conditional", few, watch)
     if "trees" in left or (TREES in before and TREES not in now):
         with clock.stage("trees"):
-            found = _chosen(path, "trees", few, watch, LEAST, share("trees"))["trees"]
+            trial = recipe["preset"] == "quick"
+            found = _chosen(path, "trees", few, watch, LEAST, share("trees"), trial)["trees"]
         _tell_of("trees", found, watch)
     if "index" in left:
         with clock.stage("index"):
@@ -284,6 +285,7 @@ def _chosen(
     watch: Watcher,
     first: int = 0,
     seconds: float | None = None,
+    trial: bool = False,
 ) -> Figures:
     """Choose on validation, on as many triples as the time allows.
 
@@ -291,6 +293,7 @@ def _chosen(
         most: triples at most; 0 is all of validation.
         first: how many tell what one takes.
         seconds: None is as long as it takes.
+        trial: leave it at the first where validation has no use for a second stage fitted to these.
     """
     wanted: dict[str, bool] = {} if only == "signals" else {only: True}
     if only == REVERSE:  # what comes after it has stages of its own
@@ -299,14 +302,18 @@ def _chosen(
     def by(count: int | None) -> Figures:
         return choose(open_folder(path), count, None, "fp32", 64, None, watch, only, wanted=wanted)
 
-    if seconds is None:
+    if seconds is None and not trial:
         return by(most)
     there = len(open_folder(path).graph.splits["valid"])
-    most, began = min(most or there, there), time.monotonic()
-    figures = by(min(first, most))
+    whole, began = min(most or there, there), time.monotonic()
+    figures = by(min(first, whole))
+    if whole <= first or (trial and not figures[only]["k"]):
+        return figures
+    if seconds is None:
+        return by(most)
     taken = time.monotonic() - began
-    fitting = min(most, int(first * (seconds - taken) / taken))
-    if only == "reverse" and fitting < min(FEW, most):
+    fitting = min(whole, int(first * (seconds - taken) / taken))
+    if only == "reverse" and fitting < min(FEW, whole):
         watch.tell(f"no reverse scoring: there is time for only {fitting} validation triples to fit it")
         leave_out(path, "reverse")
         wanted[only] = False

@@ -112,6 +112,10 @@ def test_what_was_cut_is_not_read_again_in_the_same_training_but_in_the_next(
     toy: KnowledgeGraph, settings: BiencoderSettings, source: EncoderSource, read: list[str], tmp_path: Path
 ) -> None:
     kept, file = tmp_path / "kept", tmp_path / "biencoder.safetensors"
+    read_texts(toy, source, kept, seconds=1000)
+    read.clear()
+    assert not len(Biencoder.fit(toy, settings, kept=kept).cut)
+    assert sorted(read) == sorted(relation.name for relation in toy.relations)
     vectors = read_texts(toy, source, kept, seconds=0.5)
     read.clear()
     signal = Biencoder.fit(toy, settings, kept=kept)

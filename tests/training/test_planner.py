@@ -343,6 +343,22 @@ def test_weights_are_chosen_on_as_many_triples_as_the_time_allows(
     assert asked == expected
 
 
+@pytest.mark.parametrize(("k", "expected"), [(0, [2]), (20, [2, None])])
+def test_trees_of_a_quick_run_are_tried_on_a_few_triples(
+    tmp_path: Path, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, k: int, expected: list[int | None]
+) -> None:
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    asked: list[int | None] = []
+
+    def choose(run: Any, count: int | None, *others: Any, **options: Any) -> Any:
+        asked.append(count)
+        return {"trees": {"k": k}}
+
+    monkeypatch.setattr(stages, "choose", choose)
+    stages._chosen(tmp_path / "run", "trees", None, Hears(), 2, trial=True)
+    assert asked == expected
+
+
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.0, False), (1e6, True)])
 def test_scoring_in_reverse_is_left_out_where_too_few_triples_tell_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, chosen: bool
