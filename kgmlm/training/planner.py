@@ -34,7 +34,7 @@ from kgmlm.training.recipes import STEPS, GivenSettings, Recipe, Shape, head_ste
 # Each stage's share of the time left, relative to the shares of the other stages left.
 SHARES: dict[str, float] = {
     "rules": 0.05,
-    "texts": 1.0,
+    "texts": 0.5,
     "biencoder": 0.25,
     "kge": 0.2,
     "text": 0.55,
