@@ -186,7 +186,7 @@ def vectors(graph: Path, run: Path, model: str) -> dict[str, float]:
     files.write_json(run / "run.json", record)
     opened = open_folder(run)
     rng, count = np.random.default_rng(0), len(opened.graph.entities)
-    read = open_text(opened, "cpu").vectors.of(np.sort(rng.choice(count, 4096, replace=False))).numpy()
+    read = open_text(opened, "cpu").vectors.of(np.sort(rng.choice(count, 4096, replace=False)))
     energy, axes = np.linalg.eigh(np.cov(read.T))
     spread = (axes * np.sqrt(energy.clip(0))).T.astype(np.float32) / 2
     parts = run / PARTS_FOLDER
