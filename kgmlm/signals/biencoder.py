@@ -362,6 +362,8 @@ class Biencoder(TrainableSignal):
             if reader is not None and isinstance(reader.model, OnnxModel):
                 encoder = encoder.by_onnx(path.with_suffix(".onnx"))
             _check(head, texts_ND, candidates_NW, relation_texts_RD, rows, encoder.width)
+            if cut.dtype != np.int64 or not ((cut >= 0) & (cut < len(texts_ND))).all():
+                raise ValueError("it names entities that it does not have")
             if (len(texts_ND), len(rows)) != (len(graph.entities), len(graph.relations)):
                 raise OtherGraphError
         vectors = EntityVectors(EncoderSource(graph.entities, encoder, device=_gpu(reader)))

@@ -11,10 +11,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ import pyarrow.compute as pc
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Floats, HostTable, IntArray, Table
+from kgmlm.core.errors import RunError
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import expected
 from kgmlm.graphs.entities import EntityTable
@@ -127,8 +130,7 @@ def read_texts(
     if kept is not None:
         _prepare(kept, source)
         if (kept / ENDED).is_file():
-            with np.load(kept / ENDED) as arrays:
-                return TextVectors(arrays["vectors"], arrays["cut"])
+            return _ended(kept / ENDED)
     count = len(graph.entities)
     ids_N = np.argsort(-graph.context.degree_N, kind="stable")
     if seconds is None:
@@ -182,7 +184,7 @@ class _Reading:
             some = ids_N[start : start + PART]
             path = None if self.kept is None else self.kept / f"{kind}-{part:06}.npy"
             if path is not None and path.is_file():
-                self._take(some, np.load(path))
+                self._take(some, _part(path))
             elif part % world.size != world.rank:
                 assert path is not None, "processes share a folder"
                 files_of[start] = path
@@ -193,7 +195,7 @@ class _Reading:
                     np.save(file, self.vectors_ND[some])
         world.wait()
         for start, path in files_of.items():
-            self._take(ids_N[start : start + PART], np.load(path))
+            self._take(ids_N[start : start + PART], _part(path))
         return True
 
     def _read_part(self, ids: IntArray, read: Read) -> bool:
@@ -220,6 +222,30 @@ def keep(kept: Path, source: EncoderSource, vectors: TextVectors) -> None:
     _prepare(kept, source)
     with files.atomic_file(kept / ENDED) as temporary, temporary.open("wb") as file:
         np.savez(file, vectors=vectors.vectors_ND, cut=vectors.cut)
+
+
+def _ended(path: Path) -> TextVectors:
+    with _readable(path), np.load(path) as arrays:
+        return TextVectors(arrays["vectors"], arrays["cut"])
+
+
+def _part(path: Path) -> Floats:
+    with _readable(path):
+        vectors_BD: Floats = np.load(path)
+    return vectors_BD
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """In it, a damaged file is said to be one.
+
+    Raises:
+        RunError: saying so.
+    """
+    try:
+        yield
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile):
+        raise RunError(f"{path} is damaged; remove it, and the same command makes it again") from None
 
 
 def _prepare(kept: Path, source: EncoderSource) -> None:

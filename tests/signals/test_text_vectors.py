@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from kgmlm.core.arrays import Floats
 from kgmlm.core.config import BiencoderSettings
+from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals import text_vectors
 from kgmlm.signals.biencoder import CUT, Biencoder
-from kgmlm.signals.text_vectors import EncoderSource, Read, read_texts, texts_of
+from kgmlm.signals.text_vectors import ENDED, EncoderSource, Read, read_texts, texts_of
 from kgmlm.text.encoder import TextEncoder
 
 BATCH = 8  # texts that the clock of a test counts as a second
@@ -177,3 +178,25 @@ def test_progress_counts_up_to_what_is_expected(
 
         read_texts(toy, source, None, note, seconds)
         assert sum(counts) == totals[-1]
+
+
+@pytest.mark.parametrize("name", ["texts-000000.npy", ENDED])
+def test_a_damaged_file_is_named(
+    toy: KnowledgeGraph, source: EncoderSource, tmp_path: Path, name: str
+) -> None:
+    read_texts(toy, source, tmp_path / "kept")
+    (tmp_path / "kept" / name).write_bytes(b"damaged")
+    with pytest.raises(RunError, match=f"{name} is damaged; remove it"):
+        read_texts(toy, source, tmp_path / "kept")
+
+
+def test_a_signal_that_cuts_texts_of_no_entity_is_refused(
+    toy: KnowledgeGraph, settings: BiencoderSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "biencoder.safetensors"
+    Biencoder.fit(toy, settings).save(file)
+    tensors = load_file(file)
+    for wrong in (np.array([len(toy.entities)]), np.array([-1]), np.array([0.5])):
+        save_file({**tensors, CUT: wrong}, file)
+        with pytest.raises(RunError, match="cannot be read"):
+            Biencoder.open(file, toy)
