@@ -96,12 +96,14 @@ class Clock:
     def share(self, stage: str, among: Sequence[str]) -> float | None:
         """Seconds for a stage, of what is left for it and others; None where it does not end by the clock.
 
-        A stage that was interrupted has what it took before in addition to what it gets now.
+        The masked LM of a training that was interrupted counts from its beginning, so it has what it took
+        before in addition.
         """
         if self.seconds is None or stage not in {TEXTS, *self.timed, *CHOICES}:
             return None
         of_all = sum(SHARES.get(one, 0.0) for one in {*among, stage})
-        return max(1.0, self.left * SHARES[stage] / of_all) + self.spent.get(stage, 0.0)
+        before = self.spent.get(stage, 0.0) if stage == "text" else 0.0
+        return max(1.0, self.left * SHARES[stage] / of_all) + before
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -178,6 +178,7 @@ def test_a_stage_gets_its_share_of_what_is_left(
     again = Clock(run.path, now[0])
     assert again.left == 65
     assert again.share("text", []) == 65 + 5, "with what it had before"
+    assert again.share("texts", []) == 65, "what was read is kept, and the clock begins again"
     now[0] += 500
     assert again.share("weights", []) == 1.0, "a second, where nothing is left"
 
