@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -44,10 +45,18 @@ def _multiply() -> None:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep some processes busy."""
+    """Keep some processes busy, each with one thread."""
+    threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    before = {name: os.environ.get(name) for name in threads}
+    os.environ.update(threads)  # read by the processes when they import NumPy
     processes = [multiprocessing.get_context("spawn").Process(target=_multiply) for _ in range(count)]
     for process in processes:
         process.start()
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
     try:
         yield
     finally:

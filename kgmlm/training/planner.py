@@ -192,7 +192,8 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, encoder
         useful[TEXTS] = len(graph.entities) * encoder_speed.per_text
     if _for_text(seconds, asked, useful) >= whole:
         return recipe
-    useful |= _useful(recipe, graph, encoder_speed.width)
+    if seconds > whole:  # else no measurement of other stages would make room for it
+        useful |= _useful(recipe, graph, encoder_speed.width)
     minutes = max(1, round(seconds / 60))
     if _for_text(seconds, asked, useful) >= whole:
         return recipe
