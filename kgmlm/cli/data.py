@@ -102,18 +102,61 @@ def data_show(
 @data_app.command("split")
 @command()
 def data_split(
-    dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
     output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
+    dataset: Annotated[
+        str | None,
+        typer.Argument(
+            help="A built-in dataset or a folder; with dates, a file of triples, too.", show_default=False
+        ),
+    ] = None,
     random: Annotated[bool, typer.Option("--random", help="Draw triples at random.")] = False,
-    unseen_entities: Annotated[
+    entities: Annotated[
         float | None,
         typer.Option(
-            help="Hold out this share of the entities for test, as many for validation, with their triples."
+            help="Hold out this share of the entities for test, as many for validation, with their triples.",
+            show_default=False,
+        ),
+    ] = None,
+    newest: Annotated[
+        float | None,
+        typer.Option(help="Split by date: this share, the newest, is for test.", show_default=False),
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            help="Split by date: what is later is for test. A year, a month (2023-05), a day, a time or a "
+            "Unix time.",
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="With --after: leave out what is later still.", show_default=False),
+    ] = None,
+    versions: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="OLD NEW",
+            help="Two states of a graph, folders or files (RDF, too), instead of a dataset: what NEW adds is "
+            "for test.",
+            show_default=False,
+        ),
+    ] = None,
+    date_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of dates, or its number from 1 where triples have no header; by default date, "
+            "created or time.",
+            show_default=False,
         ),
     ] = None,
     valid: Annotated[
-        float | None,
-        typer.Option(help="With --random: share of the triples for validation, by default 0.1."),
+        str | None,
+        typer.Option(
+            help="The share of the triples for validation, by default 0.1; or what validation is drawn by, "
+            "newest, entities or random: by default the newest where there are dates, else entities.",
+            show_default=False,
+        ),
     ] = None,
     test: Annotated[
         float | None, typer.Option(help="With --random: share of the triples for test, by default 0.1.")
@@ -124,8 +167,9 @@ def data_split(
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
 
-    --random makes the splits that are missing. --unseen-entities splits all triples again, so that
-    validation and test are about entities that are not in training.
+    --random makes the splits that are missing. The others split all triples again: --entities, so that
+    validation and test are about entities that are not in training; --newest and --after, by date;
+    --versions, by what a newer state of a graph adds.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.data import split as job
@@ -134,8 +178,13 @@ def data_split(
         dataset,
         output,
         random=random,
-        unseen_entities=unseen_entities,
-        valid=valid,
+        entities=entities,
+        newest=newest,
+        after=after,
+        until=until,
+        versions=versions,
+        date_column=date_column,
+        valid=_share_or_word(valid),
         test=test,
         seed=seed,
         skip_header=skip_header,
@@ -145,6 +194,14 @@ def data_split(
         print_json(made.as_json())
 
 
+def _share_or_word(text: str | None) -> Any:
+    """A share as a number; what is none as it is."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
 LISTED = 5  # predicates of what is left out
 
 
@@ -152,8 +209,9 @@ def _formats() -> list[str]:
     from kgmlm.importing.edges import EDGES
     from kgmlm.importing.layouts import LAYOUTS
     from kgmlm.importing.statements import READERS
+    from kgmlm.importing.stix import STIX
 
-    return [*READERS, *LAYOUTS, *EDGES]
+    return [*READERS, *LAYOUTS, *EDGES, STIX]
 
 
 WANTED: Options = {
@@ -195,10 +253,10 @@ def data_import(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML or a Wikidata JSON dump; .gz, .bz2, "
-            ".xz, .zst and .zip, too. Or tables of edges (--columns). Or the folder of a benchmark, as "
-            "KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it. Or a SPARQL endpoint, "
-            "sparql+https://HOST/QUERY, or Neo4j, bolt://HOST/DATABASE.",
+            help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML, a Wikidata JSON dump or STIX (also "
+            "a folder of it); .gz, .bz2, .xz, .zst and .zip, too. Or tables of edges (--columns). Or the "
+            "folder of a benchmark, as KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it. Or a "
+            "SPARQL endpoint, sparql+https://HOST/QUERY, or Neo4j, bolt://HOST/DATABASE.",
             show_default=False,
         ),
     ],
@@ -215,9 +273,9 @@ def data_import(
         str | None,
         typer.Option(
             autocompletion=_formats,
-            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml or wikidata; of tables table, hetionet, "
-            "primekg or conceptnet; of folders kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; by "
-            "default by the names of the files.",
+            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml, wikidata or stix; of tables table, "
+            "hetionet, primekg or conceptnet; of folders kg-bert, openke, simkgc, codex, dgl-ke or "
+            "openbiolink; by default by the names of the files.",
             show_default=False,
         ),
     ] = None,
@@ -307,7 +365,9 @@ def data_import(
         more = f", and {len(by) - LISTED:,} more" if len(by) > LISTED else ""
         listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
         print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))
-    if not {"valid", "test"} <= report.get("splits", {}).keys():
+    if report.get("dated"):
+        tell(f"`kgmlm data split {quoted(output)} --newest 0.1 --output FOLDER` splits by date")
+    elif not {"valid", "test"} <= report.get("splits", {}).keys():
         if report["triples"] > TRIED or _splittable(output):
             tell(
                 f"`kgmlm data split {quoted(output)} --random --output FOLDER` draws triples for validation "

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -212,8 +212,13 @@ TRIPLE = ("head", "relation", "tail")
 _NAMED = {"\t": "tsv", ",": "csv"}
 
 
-def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") -> Iterator[list[str]]:
-    """Rows of exactly ``columns`` non-empty fields, such as triples.
+def parse_rows(
+    data: bytes, origin: str, columns: int, separator: str = "\t", filled: Sequence[int] | None = None
+) -> Iterator[list[str]]:
+    """Rows of exactly ``columns`` fields, such as triples.
+
+    Args:
+        filled: the fields that may not be empty, by default all.
 
     Raises:
         DataError: naming the file and the line, for a wrong number of fields, an empty one, or an empty file.
@@ -224,8 +229,9 @@ def parse_rows(data: bytes, origin: str, columns: int, separator: str = "\t") ->
             raise DataError(f"{origin}:{number}: the line is blank")
         if len(fields) != columns:
             raise DataError(f"{origin}:{number}: {wrong_count(fields, columns, separator)}")
-        if "" in fields:
-            raise DataError(f"{origin}:{number}: column {fields.index('') + 1} is empty")
+        for i in range(columns) if filled is None else filled:
+            if not fields[i]:
+                raise DataError(f"{origin}:{number}: column {i + 1} is empty")
         yield fields
     if not number:
         raise DataError(f"{origin} is empty")
@@ -328,41 +334,106 @@ _BLOCK = 2**24  # bytes that Arrow reads at one time
 CODED = pa.dictionary(pa.int32(), pa.string())
 
 
-def read_triples(path: Path, *, labeled: bool = False) -> pa.Table:
-    """The triples of a TSV, CSV or Parquet file: columns ``head``, ``relation``, ``tail`` of coded labels.
+DATES = ("date", "created", "time")  # columns of triples that say when each was made
 
-    TSV and CSV have no header; TSV has no quoting, CSV fields may be quoted. Parquet names its columns.
+
+class TripleTable(NamedTuple):
+    """The triples of a file.
+
+    Attributes:
+        columns: ``head``, ``relation``, ``tail`` of coded labels; ``label`` and dates, if there are any.
+        first: the line, or the row, of the first triple.
+        named: whether the file names its columns.
+        unread: its other columns.
+    """
+
+    columns: pa.Table
+    first: int
+    named: bool
+    unread: Sequence[str]
+
+    def without_first(self) -> TripleTable:
+        """The triples without the first line, which is a header in words of its own."""
+        return self._replace(columns=self.columns.slice(1), first=self.first + 1)
+
+
+def read_triples(path: Path, *, labeled: bool = False, dates: str | None = None) -> TripleTable:
+    """The triples of a TSV, CSV or Parquet file.
+
+    Parquet names its columns. The first line of TSV and CSV does where it has further ones beside head,
+    relation and tail, such as ``head relation tail date``; else there is no header, and the columns are these
+    three. TSV has no quoting, CSV fields may be quoted.
 
     Args:
-        labeled: there may be a fourth column, ``label``; :func:`truths_of` reads what it says.
+        labeled: there may be a column ``label``, the fourth one where there is no header;
+            :func:`truths_of` reads what it says.
+        dates: the column of dates, by its name or, without a header, by its number from 1.
 
     Raises:
         DataError: naming file and line, for a wrong number of fields, an empty one, or an empty file.
     """
     if path.suffix != ".parquet":
-        return triples_in(files.read_bytes(path), str(path), separator_of(path), labeled=labeled)
-    table = _read_parquet(path, ENDS, [LABEL] if labeled else [])
+        data, origin = files.read_bytes(path), str(path)
+        return triples_in(data, origin, separator_of(path), labeled=labeled, dates=dates)
+    optional = [*([LABEL] if labeled else []), *([dates] if dates else [])]
+    table = _read_parquet(path, ENDS, optional)
     if not len(table):
         raise DataError(f"{path} is empty")
-    for column in table.columns:
-        if (at := pc.index(pc.equal(pc.fill_null(column, ""), ""), True).as_py()) >= 0:
-            raise DataError(f"{path}: row {at + 1} has an empty or missing value")
-    return _coded(table)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        empty = pc.index(pc.equal(pc.fill_null(column, ""), ""), True).as_py()
+        if empty >= 0 and name != dates:
+            raise DataError(f"{path}: row {empty + 1} has an empty or missing value")
+    unread = [name for name in columns_of(path) if name not in (*ENDS, LABEL, *DATES, *optional)]
+    return TripleTable(_coded(table), 1, True, unread)
 
 
-def triples_in(data: bytes, origin: str, separator: str = "\t", *, labeled: bool = False) -> pa.Table:
+def triples_in(
+    data: bytes, origin: str, separator: str = "\t", *, labeled: bool = False, dates: str | None = None
+) -> TripleTable:
     """The triples of a text file, as :func:`read_triples` returns them.
 
     Args:
         origin: how errors name the file.
     """
     first = next(parse_lines(data, origin, separator), (0, []))[1]
-    names = (*ENDS, LABEL) if labeled and len(first) == 4 else ENDS
-    table = _plain(data, separator, names, CODED)
-    if table is not None and not any(_has(column, "") for column in table.columns):
-        return table
-    rows = parse_rows(data, origin, len(names), separator)
-    return _coded(_batched(rows, pa.schema([(name, pa.string()) for name in names])))
+    header = triple_header(first)
+    if header is not None:
+        names, unread = header, [name for name in header if name not in (*ENDS, LABEL, *DATES, dates)]
+        _check_columns(Path(origin), header, ENDS, [LABEL, *([dates] if dates else [])])
+    else:
+        names, unread = [*ENDS], []
+        if dates is not None and dates.isdecimal() and len(ENDS) < int(dates) <= len(first):
+            names += [*map(str, range(len(ENDS) + 1, len(first) + 1))]
+        elif labeled and len(first) == len(ENDS) + 1:
+            names.append(LABEL)
+    optional = [name for name in ((LABEL,) if labeled else ()) if name in names]
+    wanted = [*ENDS, *optional, *([dates] if dates in names else [])]
+    table = _plain(data, separator, names, CODED, wanted=wanted, header=header is not None)
+    if table is None or any(_has(table.column(name), "") for name in (*ENDS, *optional)):
+        rows = parse_rows(data, origin, len(names), separator, [names.index(x) for x in (*ENDS, *optional)])
+        at = [names.index(name) for name in wanted]
+        rows = ([row[i] for i in at] for row in islice(rows, int(header is not None), None))
+        table = _coded(_batched(rows, pa.schema([(name, pa.string()) for name in wanted])))
+        if not len(table):
+            raise DataError(f"{origin} has no triples below its header")
+    return TripleTable(table, 1 + (header is not None), header is not None, unread)
+
+
+def triple_header(first: Sequence[str]) -> list[str] | None:
+    """The names of columns that the first line of a file of triples gives; None where it is a triple.
+
+    It names columns where it has more than three, and three are the head, the relation and the tail: what
+    could be a triple, or a triple with its label, is none.
+
+    >>> triple_header(["subject", "relation", "object", "created"])
+    ['head', 'relation', 'tail', 'created']
+    >>> triple_header(["head", "relation", "tail"]), triple_header(["head", "relation", "tail", "1"])
+    (None, None)
+    """
+    named = header_columns(first)
+    if named is None or len(first) == len(ENDS) or first[len(ENDS)] in ("1", "0", "-1"):
+        return None
+    return [*(ENDS[i] for i in named), *first[len(ENDS) :]]
 
 
 def triples_of(rows: Iterable[Sequence[str]]) -> pa.Table:
@@ -479,15 +550,6 @@ def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     except pa.ArrowInvalid:  # 0.5
         pass
     return column
-
-
-def unread_columns(path: Path) -> list[str]:
-    """The columns of a Parquet file of triples that :func:`read_triples` does not read.
-
-    Other files of triples have no further columns: they are refused.
-    """
-    names = columns_of(path) if path.suffix == ".parquet" else []
-    return [name for name in names if name not in (*ENDS, LABEL)]
 
 
 def _check_columns(

@@ -78,7 +78,8 @@ class Card(_Strict):
     ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
     A card without splits describes an ordinary dataset folder: the one that it lies in. The page of
     `kgmlm serve` proposes ``example``, a query by labels or names, and the new entities of ``what_if``. A
-    ``large`` one is fetched by its own name alone, not with all others.
+    ``large`` one is fetched by its own name alone, not with all others. ``validation`` says what the
+    validation triples were drawn by, where kgmlm has drawn them.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Card(_Strict):
     example: dict[Literal["head", "relation"], str] = {}
     what_if: tuple[WhatIf, ...] = ()
     large: bool = False
+    validation: Literal["newest", "entities", "random"] | None = None
 
 
 def cards_folder() -> Path:

@@ -20,8 +20,10 @@ from kgmlm.core.digests import sha256
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.machine import release_memory
 from kgmlm.core.tables import (
+    DATES,
     ENDS,
     LABEL,
+    TripleTable,
     columns_of,
     read_labels,
     read_texts,
@@ -33,6 +35,7 @@ from kgmlm.core.tables import (
 )
 from kgmlm.graphs.attributes import described, read_attributes
 from kgmlm.graphs.cards import Card, Sources, card_names, cards_folder, folder_card, read_card, write_card
+from kgmlm.graphs.dates import Dates, dates_of, written
 from kgmlm.graphs.entities import EntityTable, completed
 from kgmlm.graphs.given import is_pykeens
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph, TextColumns, build_graph
@@ -161,7 +164,7 @@ TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
 }
 
 # --- loading ----------------------------------------------------------------------------------------------
-ATTRIBUTES, FACTS = "attributes", "facts"
+ATTRIBUTES, FACTS, TRIPLES = "attributes", "facts", "triples"
 FURTHER = "further training triples,"  # a note on those of :data:`FACTS`
 ENTITY_COLUMNS = (("label", "name"), ("description", "surface", "types", "aliases"))
 
@@ -203,45 +206,36 @@ def _check_names(folder: Path) -> None:
             raise DataError(f"{path} would not be read; call it {meant}{suffix}, or move it elsewhere")
 
 
-def read_labeled(path: Path, *, skip_header: bool = False) -> tuple[pa.Table, BoolArray | None]:
-    """The triples of a file, and whether each is true where it has a fourth column, ``label``.
+def read_labeled(
+    path: Path, *, skip_header: bool = False, dates: str | None = None
+) -> tuple[TripleTable, BoolArray | None]:
+    """The triples of a file, and whether each is true where it has a column ``label``.
+
+    Args:
+        skip_header: leave out the first line, whatever it says; not of a file that names its columns.
+        dates: the column of dates, where the file has it.
 
     Raises:
-        DataError: also for a label that is neither 1 nor one of -1 and 0.
+        DataError: for a header where none is to be skipped, or a label that is neither 1 nor one of -1 and 0.
     """
-    table = _read_triples(path, skip_header)
-    return table.select(ENDS), truths_of(table, str(path), _first(path, skip_header))
-
-
-def _first(path: Path, skip_header: bool) -> int:
-    """The line of a file's first triple."""
-    return 1 + (skip_header and path.suffix != ".parquet")
-
-
-def _read_triples(path: Path, skip_header: bool) -> pa.Table:
-    """The triples of a file, and a fourth column if it has one, without its header; Parquet names its
-    columns itself.
-
-    Raises:
-        DataError: also for a header where none is to be skipped.
-    """
-    table = read_triples(path, labeled=True)
-    if path.suffix == ".parquet":
-        return table
-    first = rows_of(table.slice(0, 1))[0]
-    named = tables.header_columns(first)
-    if named not in (None, [0, 1, 2]):
-        raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
-    if named and not skip_header:
-        raise DataError(
-            f"{path}:1: '{' '.join(first)}' is a header, not a triple; --skip-header leaves out the first "
-            "line of each file of triples"
-        )
-    if skip_header and len(table) == 1:
-        raise DataError(f"{path} has no triples below its header")
-    if tables.separator_of(path) == "\t":
-        _check_quotes(path, table)
-    return table.slice(1) if skip_header else table
+    table = read_triples(path, labeled=True, dates=dates)
+    if not table.named:
+        first = rows_of(table.columns.select(ENDS).slice(0, 1))[0]
+        named = tables.header_columns(first)
+        if named not in (None, [0, 1, 2]):
+            raise DataError(f"{path}:1: the columns must be head, relation and tail, in this order")
+        if named and not skip_header:
+            raise DataError(
+                f"{path}:1: '{' '.join(first)}' is a header, not a triple; --skip-header leaves out the "
+                "first line of each file of triples"
+            )
+        if skip_header and len(table.columns) == 1:
+            raise DataError(f"{path} has no triples below its header")
+    if path.suffix != ".parquet" and tables.separator_of(path) == "\t":
+        _check_quotes(path, table.columns)
+    if skip_header and not table.named:
+        table = table.without_first()
+    return table, truths_of(table.columns, str(path), table.first)
 
 
 def _check_quotes(path: Path, table: pa.Table) -> None:
@@ -329,7 +323,7 @@ def data_beside(folder: Path, read: Collection[Path]) -> list[str]:
 
 
 def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
-    """Files beside those that were read, and columns in these, that :func:`read_folder` does not read.
+    """Files beside those that were read, and columns of their texts, that :func:`read_folder` does not read.
 
     Returns:
         Name to what to do with it; empty where nobody knows.
@@ -339,11 +333,9 @@ def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
         false = "a fourth column, -1, of valid and test says what is false" if "negatives" in name else ""
         left[name] = KNOWN_FILES.get(name.casefold(), false)
     for stem, path in paths.items():
-        known: Collection[str] = (*ENDS, LABEL)
-        if stem in ("entities", "relations"):
-            known = sum(ENTITY_COLUMNS, ()) if stem == "entities" else ("label", "name")
-        elif stem == ATTRIBUTES or path.suffix != ".parquet":
+        if stem not in ("entities", "relations"):
             continue
+        known: Collection[str] = sum(ENTITY_COLUMNS, ()) if stem == "entities" else ("label", "name")
         for column in columns_of(path) if _has_header(path, known) else ():
             if column not in known:
                 meant = next((m for m, names in _MEANT.items() if column.casefold() in names), None)
@@ -363,44 +355,68 @@ def tell_unread(graph: KnowledgeGraph, tell: Callable[[str], None]) -> None:
         tell(f"not read: {name}" + (f" ({remedy})" if remedy else ""))
 
 
+def training_table(folder: Path) -> Path | None:
+    """The file of training triples: ``train``, or ``triples`` in a folder without splits."""
+    return tables.find_table(folder, "train") or tables.find_table(folder, TRIPLES)
+
+
 def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = False) -> KnowledgeGraph:
     """A dataset folder: ``train`` and optional ``valid``, ``test``, ``entities``, ``relations``.
 
-    Triples are TSV, CSV (no header) or Parquet, gzipped or not; they may have a fourth column, ``label``: 1
-    for what is true, -1 or 0 for what is known to be false. ``entities`` has a
-    header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several with
-    ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no triple has
-    are candidates too. Names that are missing are the labels with blanks for underscores. ``attributes`` has
-    ``entity``, ``attribute`` and ``value``, which descriptions tell in words. The folders of rule learners
-    have further training triples in ``facts``, and lists of labels as ``entities`` and ``relations``.
+    Triples are TSV, CSV or Parquet, gzipped or not. They have a header only where they have further columns
+    beside head, relation and tail: ``label`` (1 for what is true, -1 or 0 for what is known to be false; it
+    may also be a fourth column without a header), or dates, which ``kgmlm data split`` reads. ``entities``
+    has a header with ``label`` and ``name`` and may have ``description``, ``surface`` and ``types`` (several
+    with ``|`` between them); ``relations`` has ``label`` and ``name``. Entities of ``entities`` that no
+    triple has are candidates too. Names that are missing are the labels with blanks for underscores.
+    ``attributes`` has ``entity``, ``attribute`` and ``value``, which descriptions tell in words. The folders
+    of rule learners have further training triples in ``facts``, and lists of labels as ``entities`` and
+    ``relations``. A folder without splits may call its triples ``triples``.
 
     Args:
-        skip_header: leave out the first line of each file of triples but Parquet.
+        skip_header: leave out the first line of each file of triples that does not name further columns.
 
     Raises:
         DataError: naming file and line, also for a header among triples, or a file with a name that is nearly
             one of these.
     """
+    return read_dated(folder, name, skip_header=skip_header)[0]
+
+
+def read_dated(
+    folder: Path, name: str | None = None, *, skip_header: bool = False, dates: str | None = None
+) -> tuple[KnowledgeGraph, dict[str, Dates]]:
+    """A dataset folder, as of :func:`read_folder`, and when the triples of each split were made.
+
+    Args:
+        dates: the column of dates, in the files that have it; None reads none.
+    """
     _check_names(folder)
-    paths = {s: p for s in SPLITS if (p := tables.find_table(folder, s))}
-    if "train" not in paths:
+    paths = {s: p for s in SPLITS[1:] if (p := tables.find_table(folder, s))}
+    train = training_table(folder)
+    if train is None:
         raise DataError(f"{folder} has no train.tsv (nor .txt, .csv, .parquet, gzipped or not)")
-    splits, negatives, notes = {}, {}, dict[str, int]()
-    for split, file in paths.items():
-        table, true = read_labeled(file, skip_header=skip_header)
-        splits[split] = table if true is None else table.filter(pa.array(true))
-        if true is not None and not true.all():
-            negatives[split] = table.filter(pa.array(~true))
+    paths = {"train": train, **paths}
+    splits, negatives, notes = dict[str, pa.Table](), {}, dict[str, int]()
+    made, further, headed = dict[str, Dates](), dict[str, str](), set[str]()
     if path := tables.find_table(folder, FACTS):
         paths[FACTS] = path
-        table, true = read_labeled(path, skip_header=skip_header)
-        if true is not None:
-            raise DataError(
-                f"{path} has labels of truth in a fourth column; they belong into {paths['train'].name}"
-            )
-        notes[f"{FURTHER} of {path.name}"] = len(table)
-        splits["train"] = pa.concat_tables([splits["train"], table])
-    texts = TextColumns(notes=notes)
+    for split, file in paths.items():
+        table, true = read_labeled(file, skip_header=skip_header, dates=dates)
+        further |= {f"the column '{column}' of {file.name}": "" for column in table.unread}
+        headed |= {split} if table.named else set()
+        columns, date_n = table.columns.select(ENDS), _dates(table, file, dates)
+        if true is not None and split == FACTS:
+            raise DataError(f"{file} has labels of truth; they belong into {train.name}")
+        if true is not None and not true.all():
+            negatives[split] = columns.filter(pa.array(~true))
+            columns, date_n = columns.filter(pa.array(true)), date_n[true]
+        if split == FACTS:
+            notes[f"{FURTHER} of {file.name}"] = len(columns)
+            columns = pa.concat_tables([splits["train"], columns])
+            split, date_n = "train", np.concatenate([made["train"], date_n])
+        splits[split], made[split] = columns, date_n
+    texts, card = TextColumns(notes=notes), folder_card(folder)
     extra: Any = ()
     if path := tables.find_table(folder, "entities"):
         paths["entities"] = path
@@ -413,21 +429,29 @@ def read_folder(folder: Path, name: str | None = None, *, skip_header: bool = Fa
         if read_labels(path, ("label", "name")) is None:
             texts.relations = dict(rows_of(read_texts(path, ("label", "name"), ())))
     graph = build_graph(
-        name or (card.name if (card := folder_card(folder)) else folder.resolve().name),
+        name or (card.name if card else folder.resolve().name),
         splits,
         texts,
         extra_entities=extra,
         sources={p.name: sha256(p) for p in paths.values()},
         negatives=negatives,
     )
-    _check_headers(paths, graph, skip_header)
+    _check_headers({stem: path for stem, path in paths.items() if stem not in headed}, graph, skip_header)
     if path := tables.find_table(folder, ATTRIBUTES):
         paths[ATTRIBUTES] = path
         graph = _with_attributes(graph, path)
-    graph = replace(graph, unread=unread(folder, paths))
+    validation = card.validation if card is not None else None
+    graph = replace(graph, unread=unread(folder, paths) | further, validation=validation)
     del splits, negatives, texts
     release_memory()
-    return graph
+    return graph, made if dates is not None else {}
+
+
+def _dates(table: TripleTable, path: Path, column: str | None) -> Dates:
+    """When each triple of a file was made; not known where it has no such column."""
+    if column is None or column not in table.columns.column_names:
+        return np.full(len(table.columns), np.datetime64("NaT", "s"))
+    return dates_of(table.columns.column(column), f"{path}:", table.first)
 
 
 def _with_attributes(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
@@ -484,7 +508,7 @@ def load_graph(
     if folder.exists() and not named:
         raise DataError(f"{folder} is a file; a dataset is a folder that holds train.tsv")
     built_in = cards_folder() / str(dataset)
-    if tables.find_table(folder, "train") is not None and folder.resolve() != built_in.resolve():
+    if training_table(folder) is not None and folder.resolve() != built_in.resolve():
         raise DataError(
             f"'{dataset}' is a built-in dataset and a folder here; write ./{dataset} for the folder"
         )
@@ -494,7 +518,7 @@ def load_graph(
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
-    splits = {s: triples_in(sources.read(a), a) for s, a in card.splits.items()}
+    splits = {s: triples_in(sources.read(a), a).columns for s, a in card.splits.items()}
     texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
     return build_graph(
         card.name,
@@ -521,23 +545,42 @@ def _of_triples(triples: Any) -> KnowledgeGraph:
 # --- writing ----------------------------------------------------------------------------------------------
 
 
-def write_splits(graph: KnowledgeGraph, folder: Path) -> None:
-    """Write the triples of each split into a folder, with labels where some are false."""
+def write_splits(graph: KnowledgeGraph, folder: Path, dates: Mapping[str, Dates] | None = None) -> None:
+    """Write the triples of each split into a folder, with labels where some are false.
+
+    Args:
+        dates: of the triples of each split; files that have some name their columns.
+    """
     for split, triples in graph.splits.items():
         table = graph.labels(triples)
+        dated = dates is not None and not np.isnat(dates[split]).all()
+        if dated and dates is not None:
+            table = table.append_column(DATES[0], written(dates[split]))
         if len(false := graph.negatives.get(split, ())):
-            both = ((table, "1"), (graph.labels(np.asarray(false)), "-1"))
+            negatives = graph.labels(np.asarray(false))
+            if dated:
+                empty = pa.array([""] * len(negatives), pa.large_string())
+                negatives = negatives.append_column(DATES[0], empty)
             table = pa.concat_tables(
                 part.append_column(LABEL, pa.array([label] * len(part), pa.large_string()))
-                for part, label in both
+                for part, label in ((table, "1"), (negatives, "-1"))
             )
-        write_table(folder / split, table, header=False)
+        write_table(folder / split, table, header=dated)
 
 
-def write_folder(graph: KnowledgeGraph, folder: Path, card: Card | None = None) -> None:
-    """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all."""
+def write_folder(
+    graph: KnowledgeGraph,
+    folder: Path,
+    card: Card | None = None,
+    dates: Mapping[str, Dates] | None = None,
+) -> None:
+    """Write a graph as a dataset folder that :func:`read_folder` reads back; whole or not at all.
+
+    Args:
+        dates: of the triples of each split.
+    """
     with files.new_folder(folder) as temporary:
-        write_splits(graph, temporary)
+        write_splits(graph, temporary, dates)
         write_table(temporary / "entities", graph.entities.table)
         relations = [(r.label, r.name) for r in graph.relations]
         labels, names = map(list, zip(*relations, strict=True)) if relations else ([], [])

@@ -14,14 +14,15 @@ from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.files import as_path
 from kgmlm.core.tables import (
+    DATES,
     ENDS,
     LABEL,
+    TripleTable,
     header_columns,
     read_triples,
     rows_of,
     truths,
     truths_of,
-    unread_columns,
 )
 from kgmlm.graphs.entities import LISTS, TEXT_COLUMNS, EntityTable, completed
 
@@ -89,13 +90,21 @@ class GivenTriples(NamedTuple):
             return cls(labeled_triples(triples), true=true, unread=unread)
         path = as_path(triples, "the file of triples")
         table = read_triples(path, labeled=True)
-        skipped = 0
-        if path.suffix != ".parquet":
-            skipped = int(skip_header or header_columns(rows_of(table.slice(0, 1))[0]) == [0, 1, 2])
-        table = table.slice(skipped)
-        rows = [(head, relation, tail) for head, relation, tail in rows_of(table.select(ENDS))]
-        true = truths_of(table, str(path), 1 + skipped)
-        return cls(rows, f"{path}:", 1 + skipped, true, unread_columns(path))
+        if not table.named:
+            first = rows_of(table.columns.select(ENDS).slice(0, 1))[0]
+            if skip_header or header_columns(first) == [0, 1, 2]:
+                table = table.without_first()
+        return cls.of_table(table, str(path), truths_of(table.columns, str(path), table.first))
+
+    @classmethod
+    def of_table(cls, table: TripleTable, origin: str, true: BoolArray | None) -> GivenTriples:
+        """Triples as a file has them.
+
+        Args:
+            origin: how errors name the file.
+        """
+        rows = [(head, relation, tail) for head, relation, tail in rows_of(table.columns.select(ENDS))]
+        return cls(rows, f"{origin}:", table.first, true, table.unread)
 
     def numbered(self) -> Iterator[tuple[str, tuple[str, str, str]]]:
         """Yield each triple with its place, as errors name it."""
@@ -133,7 +142,7 @@ def _further_columns(triples: Any) -> tuple[BoolArray | None, list[str]]:
     columns = [str(column) for column in triples.columns]
     if not set(ENDS) <= set(columns):
         return None, []
-    unread = [name for name in columns if name not in (*ENDS, LABEL)]
+    unread = [name for name in columns if name not in (*ENDS, LABEL, *DATES)]
     if columns.count(LABEL) > 1:
         raise DataError(f"the column '{LABEL}' of the triples is there twice; keep one")
     if LABEL not in columns:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 # What makes a graph: a name, a folder, or triples in memory.
 Dataset: TypeAlias = "str | Path | KnowledgeGraph | Triples | TriplesFactory | PykeenDataset"
 
+Validation: TypeAlias = Literal["newest", "entities", "random"]  # what validation triples were drawn by
+
 HUB = 32  # triples of an entity from which on their sorted order is cached
 _FIRST = 5  # triples that a notebook shows of a graph
 HUBS = 1 << 16  # entities in that cache, at most
@@ -75,6 +77,7 @@ class KnowledgeGraph:
         notes: counts that a reader of texts wants reported.
         negatives: split name to (n, 3) ids of triples that its file says are false; most graphs have none.
         links: training triples by entity, where a run keeps them so.
+        validation: what the validation triples were drawn by, where that is known.
         unread: files and columns beside those that were read, each with a remedy (or nothing).
     """
 
@@ -86,6 +89,7 @@ class KnowledgeGraph:
     notes: Mapping[str, int] = field(default_factory=dict)
     negatives: Mapping[str, IntArray] = field(default_factory=dict)
     links: Links | None = None
+    validation: Validation | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod

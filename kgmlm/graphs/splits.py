@@ -1,23 +1,28 @@
-"""Splits of a graph's triples: at random, and by entities that training has not.
+"""Splits of a graph's triples: at random, by entities that training has not, and by date.
 
 Knows no files; the card of what was split is made here and written elsewhere.
+
+Shapes: n triples.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import IntArray
-from kgmlm.core.errors import DataError
+from kgmlm.core.arrays import BoolArray, IntArray
+from kgmlm.core.errors import DataError, counted
 from kgmlm.graphs.cards import Card, Counts, find_card
-from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import SPLITS, distinct_triples
+from kgmlm.graphs.dates import Dates, Period, day
+from kgmlm.graphs.graph import KnowledgeGraph, Validation
+from kgmlm.graphs.queries import SPLITS, distinct_triples, triple_keys
 
 NAMED = 5  # relations that a message names
 
@@ -74,7 +79,8 @@ def split_random(
     splits = dict(graph.splits) | {"train": train[where == 0]}
     splits |= {s: train[where == number] for number, s in enumerate(wanted, 1)}
     ordered = {s: splits[s] for s in SPLITS if s in splits}
-    return replace(graph, splits=ordered)
+    drawn: Validation | None = "random" if "valid" in wanted else graph.validation
+    return replace(graph, splits=ordered, validation=drawn)
 
 
 def with_validation(graph: KnowledgeGraph, seed: int = 0) -> KnowledgeGraph:
@@ -156,7 +162,7 @@ def split_notes(
     return notes
 
 
-def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:
+def split_entities(graph: KnowledgeGraph, share: float, seed: int = 0) -> KnowledgeGraph:
     """An entity-inductive split: validation and test have entities that training has not.
 
     The procedure of BLP (Daza et al., 2021), on the triples of all splits. Entities are taken out in random
@@ -177,29 +183,8 @@ def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> Knowledg
     if not 0 < share < 0.5:
         raise DataError(f"the share of unseen entities must be above 0 and below 0.5, not {share}")
     triples = distinct_triples(graph.all_triples)
-    left = np.bincount(triples[:, 1], minlength=len(graph.relations))
-    least = np.minimum(100, -(-left // 2))
-    touching: dict[int, set[int]] = defaultdict(set)
-    neighbors: dict[int, Counter[int]] = defaultdict(Counter)
-    for i, (h, _, t) in enumerate(triples.tolist()):
-        for entity, other in {(h, t), (t, h)}:
-            touching[entity].add(i)
-            neighbors[entity][other] += 1
-    wanted = 2 * int(share * len(touching))
-    held: list[tuple[int, set[int]]] = []
-    # Removal only lowers the counts that forbid it, so who is refused once is refused for good: one pass.
-    for entity in np.random.default_rng(seed).permutation(sorted(touching)).tolist():
-        if len(held) == wanted:
-            break
-        removed = np.bincount(triples[list(touching[entity]), 1], minlength=len(left))
-        others = [n for n in neighbors[entity] if n != entity]
-        if any(len(neighbors[n]) <= 2 for n in others) or ((left - removed < least) & (removed > 0)).any():
-            continue
-        left -= removed
-        held.append((entity, set(touching[entity])))
-        for n in others:
-            touching[n] -= touching[entity]
-            del neighbors[n][entity]
+    wanted = 2 * int(share * len(np.unique(triples[:, [0, 2]])))
+    held = list(islice(_withdrawn(triples, len(graph.relations), seed), wanted))
     half = len(held) // 2
     if not half:
         raise DataError(f"'{graph.name}' is too small or too sparse to hold out entities")
@@ -211,7 +196,231 @@ def split_unseen(graph: KnowledgeGraph, share: float, seed: int = 0) -> Knowledg
         where[list(held[-1][1])] = -1
     splits = {s: triples[where == number] for number, s in enumerate(SPLITS)}
     negatives = _touching(graph.negatives, {s: [e for e, _ in part] for s, part in held_of.items()})
-    return replace(graph, name=f"{graph.name}-unseen", splits=splits, negatives=negatives, links=None)
+    name = f"{graph.name}-unseen"
+    return replace(graph, name=name, splits=splits, negatives=negatives, links=None, validation="entities")
+
+
+def _withdrawn(triples: IntArray, relations: int, seed: int) -> Iterator[tuple[int, set[int]]]:
+    """Take out entities in random order, by the procedure of :func:`split_entities`.
+
+    Yields:
+        An entity, and the places of the triples that leave with it.
+    """
+    left = np.bincount(triples[:, 1], minlength=relations)
+    least = np.minimum(100, -(-left // 2))
+    touching: dict[int, set[int]] = defaultdict(set)
+    neighbors: dict[int, Counter[int]] = defaultdict(Counter)
+    for i, (h, _, t) in enumerate(triples.tolist()):
+        for entity, other in {(h, t), (t, h)}:
+            touching[entity].add(i)
+            neighbors[entity][other] += 1
+    # Removal only lowers the counts that forbid it, so who is refused once is refused for good: one pass.
+    for entity in np.random.default_rng(seed).permutation(sorted(touching)).tolist():
+        removed = np.bincount(triples[list(touching[entity]), 1], minlength=len(left))
+        others = [n for n in neighbors[entity] if n != entity]
+        if any(len(neighbors[n]) <= 2 for n in others) or ((left - removed < least) & (removed > 0)).any():
+            continue
+        left -= removed
+        yield entity, set(touching[entity])
+        for n in others:
+            touching[n] -= touching[entity]
+            del neighbors[n][entity]
+
+
+SHARE = 0.1  # of triples, for validation
+
+
+class DatedTriples(NamedTuple):
+    """Distinct triples ``(n, 3)``, and when each was made ``(n,)``: the earliest of its dates."""
+
+    triples: IntArray
+    dates: Dates
+
+    @classmethod
+    def of(cls, triples: IntArray, dates: Dates) -> DatedTriples:
+        """Triples that may be there several times."""
+        triples = triples.reshape(-1, 3)
+        unknown = np.isnat(dates)
+        order = np.lexsort((dates, unknown, *triples.T[::-1]))
+        triples, dates = triples[order], dates[order]
+        first = np.ones(len(triples), np.bool_)
+        first[1:] = (triples[1:] != triples[:-1]).any(1)
+        return cls(triples[first], dates[first])
+
+    def take(self, of_n: BoolArray) -> DatedTriples:
+        """Take some of the triples."""
+        return DatedTriples(self.triples[of_n], self.dates[of_n])
+
+    def newest(self, share: float) -> BoolArray:
+        """Return which triples are the newest, about a share of those that have a date; those of one moment
+        stay together.
+
+        Raises:
+            DataError: when no two have different dates.
+        """
+        known = self.dates[~np.isnat(self.dates)]
+        moments, counts = np.unique(known, return_counts=True)
+        if len(moments) < 2:
+            raise DataError("the newest triples cannot be told: fewer than two dates are there")
+        from_on = counts[::-1].cumsum()[::-1][1:]  # triples from each moment on, but the first
+        cut = moments[1:][np.argmin(np.abs(from_on - share * len(known)))]
+        newest: BoolArray = self.dates >= cut  # never of what has no date
+        return newest
+
+
+class DatedSplit(NamedTuple):
+    """A graph that was split, and when the triples of each split were made.
+
+    Attributes:
+        later: triples that are in no split, as they are later than what was asked for.
+    """
+
+    graph: KnowledgeGraph
+    dates: Mapping[str, Dates]
+    later: int = 0
+
+
+def split_dated(
+    graph: KnowledgeGraph,
+    dates: Mapping[str, Dates],
+    *,
+    newest: float | None = None,
+    after: Period | None = None,
+    until: Period | None = None,
+    validation: Validation = "newest",
+    share: float = SHARE,
+    seed: int = 0,
+) -> DatedSplit:
+    """A split by date: test is what was added last, and validation what was added before that.
+
+    The triples of all splits are split again. Triples of one moment stay together, and what has no date stays
+    in training.
+
+    Args:
+        dates: of the triples of each split.
+        newest: test is about this share of the triples that have a date; or
+        after: test is what was made after the end of this time, and
+        until: not after the end of this one; later triples are left out.
+        validation: what validation is drawn by, from the triples that are not in test.
+        share: of these, for validation.
+
+    Raises:
+        DataError: when a split would be empty.
+    """
+    every = np.concatenate([dates[split] for split in graph.splits])
+    dated = DatedTriples.of(graph.all_triples, every)
+    late = np.zeros(len(dated.dates), np.bool_)
+    if after is not None:
+        test = dated.dates >= after.end
+        if until is not None:
+            late = dated.dates >= until.end
+            test &= ~late
+    else:
+        check_share(newest, "--newest")
+        test = dated.newest(newest or SHARE)
+    if not test.any():
+        raise DataError(f"'{graph.name}' has no triples of this time{_range(dated.dates)}")
+    if (test | late).all():
+        raise DataError(f"'{graph.name}' has no earlier triples to train on{_range(dated.dates)}")
+    found = hold_out(graph, dated.take(~test & ~late), validation, share, seed)
+    of_test = dated.take(test)
+    splits = {**found.graph.splits, "test": of_test.triples}
+    split = replace(found.graph, name=f"{graph.name}-later", splits=splits, negatives={}, links=None)
+    return DatedSplit(split, {**found.dates, "test": of_test.dates}, int(late.sum()))
+
+
+def _range(dates: Dates) -> str:
+    """Say what times the dates are of."""
+    known = dates[~np.isnat(dates)]
+    return f": they are of {day(known.min())} to {day(known.max())}" if len(known) else ": none has a date"
+
+
+def hold_out(
+    graph: KnowledgeGraph, dated: DatedTriples, validation: Validation, share: float = SHARE, seed: int = 0
+) -> DatedSplit:
+    """A graph with these triples for training and, of them, for validation.
+
+    Args:
+        validation: the newest triples, those of entities that training then has not, or any.
+        share: of the triples.
+
+    Raises:
+        DataError: when no triple can leave training.
+    """
+    check_share(share, "--valid")
+    triples, dates = dated
+    if validation == "newest":
+        valid = dated.newest(share)
+    elif validation == "entities":
+        valid = np.zeros(len(triples), np.bool_)
+        for _, rows in _withdrawn(triples, len(graph.relations), seed):
+            valid[[*rows]] = True
+            if valid.sum() >= share * len(triples):
+                break
+        if not valid.any():
+            raise DataError(f"'{graph.name}' is too small or too sparse to hold out entities")
+    else:
+        kept = {"train": triples, "test": triples[:0]}
+        made = split_random(replace(graph, splits=kept, links=None), share, seed=seed).splits["valid"]
+        sizes = len(graph.entities), len(graph.relations)
+        valid = np.isin(triple_keys(triples, *sizes), triple_keys(made, *sizes))
+    splits = {"train": triples[~valid], "valid": triples[valid]}
+    held = replace(graph, splits=splits, links=None, validation=validation)
+    return DatedSplit(held, {"train": dates[~valid], "valid": dates[valid]})
+
+
+def check_share(share: float | None, option: str) -> None:
+    """Refuse a share that is none.
+
+    Raises:
+        DataError: naming the option.
+    """
+    if share is not None and not 0 < share < 1:  # no NaN either
+        raise DataError(f"{option} is a share above 0 and below 1, not {share}")
+
+
+class New(NamedTuple):
+    """The triples of a split by what training knows of their ends.
+
+    Attributes:
+        known: triples between entities that training has.
+        head, tail, both: triples of which only the head, only the tail or both are new.
+        entities: new ones.
+        relations: those that training has not.
+    """
+
+    known: int
+    head: int
+    tail: int
+    both: int
+    entities: int
+    relations: int
+
+    @classmethod
+    def of(cls, graph: KnowledgeGraph, split: str) -> New:
+        """Count in one split."""
+        triples = graph.splits[split]
+        ends = triples[:, [0, 2]]
+        new = ~graph.seen_N[ends]
+        head, tail = new.T
+        relations = np.setdiff1d(triples[:, 1], graph.splits["train"][:, 1])
+        counts = (~head & ~tail, head & ~tail, tail & ~head, head & tail)
+        known, heads, tails, both = (int(x.sum()) for x in counts)
+        return cls(known, heads, tails, both, len(np.unique(ends[new])), len(relations))
+
+    @property
+    def one(self) -> int:
+        """Triples with one new end."""
+        return self.head + self.tail
+
+    def __str__(self) -> str:
+        """What a split asks for, in words."""
+        one = f"{self.one:,} with a new end ({self.head:,} the head, {self.tail:,} the tail)"
+        of = f" (of {counted(self.entities, 'new entity')})" if self.entities else ""
+        more = f", {counted(self.relations, 'new relation')}" if self.relations else ""
+        return (
+            f"{counted(self.known, 'triple')} between known entities, {one}, {self.both:,} with two{of}{more}"
+        )
 
 
 def _touching(negatives: Mapping[str, IntArray], held: Mapping[str, list[int]]) -> dict[str, IntArray]:
@@ -240,4 +449,5 @@ def describe_split(graph: KnowledgeGraph, origin: str | Path, how: str) -> Card:
             unseen=int((~graph.seen_N).sum()),
             **counts,
         ),
+        validation=graph.validation,
     )

@@ -24,7 +24,7 @@ from kgmlm.core.machine import MEMORY, memory
 from kgmlm.core.tables import find_table
 from kgmlm.graphs.cards import find_card
 from kgmlm.graphs.entities import LISTS, TEXT_COLUMNS, EntityTable, RelationTable
-from kgmlm.graphs.graph import Dataset, KnowledgeGraph
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph, Validation
 from kgmlm.graphs.queries import SPLITS, Links
 
 IDS = ("head", "relation", "tail")
@@ -87,8 +87,13 @@ def portable(graph: KnowledgeGraph) -> dict[str, pa.Table]:
     return tables
 
 
-def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> KnowledgeGraph:
+def read_graph(
+    folder: Path, name: str, sources: Mapping[str, str], validation: Validation | None = None
+) -> KnowledgeGraph:
     """The graph that :func:`write_graph` wrote.
+
+    Args:
+        validation: what its validation triples were drawn by, which the files do not say.
 
     Raises:
         RunError: when a file is missing or damaged, or names what is not there.
@@ -115,7 +120,8 @@ def read_graph(folder: Path, name: str, sources: Mapping[str, str]) -> Knowledge
     negatives = {}
     if any(folder.glob(f"{NEGATIVES}.*")):
         negatives = _triples(*_table(folder, NEGATIVES), *sizes)
-    graph = KnowledgeGraph(name, entity_table, relation_table, splits, sources, negatives=negatives)
+    graph = KnowledgeGraph(name, entity_table, relation_table, splits, sources)
+    graph = replace(graph, negatives=negatives, validation=validation)
     return replace(graph, links=_links(folder, graph)) if (folder / f"{LINKS}.arrow").is_file() else graph
 
 
@@ -283,7 +289,9 @@ def _text_of(dataset: str | Path) -> int:
     """Bytes of a dataset's tables as text; 0 where nothing is known of them."""
     folder = Path(dataset)
     if folder.is_dir():
-        paths = [x for stem in (*SPLITS, "entities") if (x := find_table(folder, stem)) is not None]
+        paths = [
+            x for stem in (*SPLITS, "triples", "entities") if (x := find_table(folder, stem)) is not None
+        ]
         return sum(_text_in(path) for path in paths)
     card = find_card(dataset)
     if card is None:

@@ -17,6 +17,7 @@ from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.graphs.cards import Card, Counts, address_of, downloaded, folder_card, write_card
 from kgmlm.graphs.datasets import read_folder, tell_unread, write_folder, write_splits
+from kgmlm.graphs.dates import Dates
 from kgmlm.graphs.splits import describe_split, split_notes, split_random
 from kgmlm.importing.edges import (
     EDGES,
@@ -33,6 +34,7 @@ from kgmlm.importing.importer import Importer
 from kgmlm.importing.layouts import LAYOUTS, How, layout_of, read_layout
 from kgmlm.importing.neo4j import OTHER, Server, read_server
 from kgmlm.importing.statements import READERS, format_of, read_statements
+from kgmlm.importing.stix import STIX, is_stix, read_stix, stix_files
 from kgmlm.importing.vocabulary import Wanted
 
 
@@ -84,7 +86,8 @@ def import_graph(
             triples are fetched page by page; after an interruption the same call goes on. Or Neo4j,
             ``bolt://HOST/DATABASE``, whose relationships become triples, and node labels types.
         output: the folder to write; it is there whole or not at all.
-        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld or wikidata; or of a folder:
+        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld, wikidata or stix, whose
+            triples keep their dates; or of a folder:
             kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
             conceptnet. None goes by the names of the files.
         language: of names and descriptions, such as "en"; of several the first that an entity has.
@@ -134,8 +137,10 @@ def import_graph(
     paths = [as_path(path, "an input") for path in several]
     if not paths:
         raise DataError("name at least one file to import")
-    if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES)):
+    if format is not None and format not in (known := (*READERS, *LAYOUTS, *EDGES, STIX)):
         raise ConfigError(f"there is no format '{format}' (there are: {', '.join(known)})")
+    if format is None and columns is None and separator is None and is_stix(paths[0]):
+        format = STIX
     if format is None and columns is None and separator is None and is_json(paths[0]):
         columns = json_columns(paths[0])
     named, separator = checked_columns(columns, separator)
@@ -157,6 +162,16 @@ def import_graph(
         with watcher_of(progress) as watch:
             how = How([language] if isinstance(language, str) else list(language), order)
             return _folder(paths, format, how, as_path(output, "the output"), seed if split else None, watch)
+    chosen = Wanted(
+        tuple(wanted.get("name_predicates", ())),
+        tuple(wanted.get("description_predicates", ())),
+        frozenset(wanted.get("skip", ())),
+        frozenset(wanted.get("keep_only", ())),
+        wanted.get("skip_blank", False),
+        wanted.get("skip_deprecated", False),
+    )
+    if format == STIX:
+        return _stix(paths, as_path(output, "the output"), chosen, seed if split else None, progress)
     if url is None and query is not None:
         raise ConfigError("a query is asked of an endpoint: sparql+https://...")
     if server is not None:
@@ -177,14 +192,6 @@ def import_graph(
             read = read_edges(format, given, target.resolve().name)
             source = f"{', '.join(path.name for path in [*paths, *nodes.paths])}, read as {format}"
             return _written(read, target, source, seed if split else None, watch)
-    chosen = Wanted(
-        tuple(wanted.get("name_predicates", ())),
-        tuple(wanted.get("description_predicates", ())),
-        frozenset(wanted.get("skip", ())),
-        frozenset(wanted.get("keep_only", ())),
-        wanted.get("skip_blank", False),
-        wanted.get("skip_deprecated", False),
-    )
     source, kept = ", ".join(path.name for path in paths), None
     with watcher_of(progress) as watch:
         if url is not None:
@@ -248,6 +255,26 @@ def _folder(
     return _written(ReadEdges(graph), target, f"a folder as {kind} lays it out", seed, watch)
 
 
+def _stix(
+    paths: Sequence[Path],
+    target: Path,
+    wanted: Wanted,
+    seed: int | None,
+    progress: bool | Watcher | Advance,
+) -> Outcome:
+    """Make a dataset folder of STIX, with the dates of its triples where no splits are drawn."""
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"there is no file {path}")
+    files.check_new_folder(target)
+    several = [file for path in paths for file in stix_files(path)]
+    with watcher_of(progress) as watch:
+        total = sum(file.stat().st_size for file in several)
+        read = read_stix(several, target.resolve().name, wanted, partial(_bytes, watch, total))
+        source = f"{', '.join(path.name for path in paths)}, read as STIX"
+        return _written(read.edges, target, source, seed, watch, read.dates)
+
+
 def _paths(given: Sequence[str | Path] | str | Path) -> list[Path]:
     """Files, one or several."""
     several = [given] if isinstance(given, str | Path) else given
@@ -286,12 +313,20 @@ def _checked_encoding(encoding: str | None) -> str | None:
     return encoding
 
 
-def _written(read: ReadEdges, target: Path, source: str, seed: int | None, watch: Watcher) -> Outcome:
+def _written(
+    read: ReadEdges,
+    target: Path,
+    source: str,
+    seed: int | None,
+    watch: Watcher,
+    dates: Dates | None = None,
+) -> Outcome:
     """Write a graph as a dataset folder; returns what was read, as :func:`import_graph` does.
 
     Args:
         source: what it was imported from.
         seed: of the splits to draw that it has not; None draws none.
+        dates: of the training triples, for a graph that is not split here.
     """
     name, how, graph = target.resolve().name, "", read.graph
     if seed is not None and (missing := [split for split in ("valid", "test") if split not in graph.splits]):
@@ -308,6 +343,7 @@ def _written(read: ReadEdges, target: Path, source: str, seed: int | None, watch
         graph,
         target,
         Card(name=name, title=name + how, description=origin, license=license, citation="", counts=counts),
+        {"train": dates} if dates is not None and not how else None,
     )
     return Outcome(
         {
@@ -325,6 +361,7 @@ def _written(read: ReadEdges, target: Path, source: str, seed: int | None, watch
             "blank nodes": 0,
             "notes": dict(read.notes),
             "splits": found,
+            **({"dated": len(dates)} if dates is not None and not how else {}),
         }
     )
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kgmlm.core import files
 from kgmlm.core.errors import DataError
-from kgmlm.core.tables import parse_lines, read_triples, triples_of
+from kgmlm.core.tables import ENDS, parse_lines, read_triples, triples_of
 from kgmlm.graphs.datasets import PARTS_OF_SPEECH, data_beside, read_labeled, sense_name
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 
@@ -86,7 +86,8 @@ def kg_bert(folder: Path, how: How) -> Read:
     splits, false = dict[str, pa.Table](), dict[str, pa.Table]()
     for split, stem in (("train", "train"), ("valid", "dev"), ("test", "test")):
         if (path := folder / f"{stem}.tsv").is_file():
-            table, true = read_labeled(path)
+            found, true = read_labeled(path)
+            table = found.columns.select(ENDS)
             splits[split] = table if true is None else table.filter(pa.array(true))
             if true is not None and not true.all():
                 false[split] = table.filter(pa.array(~true))
@@ -179,9 +180,9 @@ def codex(folder: Path, how: How) -> Read:
     splits, false = dict[str, pa.Table](), dict[str, pa.Table]()
     for split in ("train", "valid", "test"):
         if (path := folder / f"{split}.txt").is_file():
-            splits[split] = read_triples(path)
+            splits[split] = read_triples(path).columns
         if (path := folder / f"{split}_negatives.txt").is_file():
-            false[split] = read_triples(path)
+            false[split] = read_triples(path).columns
     data, texts = folder.parent.parent, TextColumns()
 
     def of(kind: str) -> Path:

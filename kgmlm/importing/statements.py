@@ -63,7 +63,7 @@ SUFFIXES = {
     ".jsonl": "wikidata",
     ".ndjson": "wikidata",
 }
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 # A text may be a node's, which has the literal by one of these.
 VALUES = ("http://www.w3.org/1999/02/22-rdf-syntax-ns#value", "http://www.w3.org/2008/05/skos-xl#literalForm")
@@ -139,10 +139,10 @@ def format_of(path: Path) -> str:
         DataError: when it stands for none.
     """
     suffixes = [s.casefold() for s in path.suffixes]
-    last = suffixes[-2:-1] if suffixes[-1:] and suffixes[-1] in _PACKED else suffixes[-1:]
+    last = suffixes[-2:-1] if suffixes[-1:] and suffixes[-1] in PACKED else suffixes[-1:]
     if not last or last[0] not in SUFFIXES:
         raise DataError(
-            f"{path}: its name does not say its format ({', '.join(SUFFIXES)}; with {', '.join(_PACKED)}, "
+            f"{path}: its name does not say its format ({', '.join(SUFFIXES)}; with {', '.join(PACKED)}, "
             f"too); --format names one of {', '.join(READERS)}; --columns reads a table"
         )
     return SUFFIXES[last[0]]
@@ -338,8 +338,7 @@ _BEGINNINGS = (
     (r'\A\s*\{\s*"head"\s*:\s*\{\s*"(vars|link)"', "it is a SPARQL result in JSON: ask for CSV instead"),
     (
         r'"type"\s*:\s*"bundle"|"spec_version"\s*:\s*"2\.',
-        "it is a STIX bundle, which is not read: write its relationship objects as a table of source_ref, "
-        "relationship_type and target_ref, and read that by --columns and --nodes",
+        "it is a STIX bundle: --format stix reads it",
     ),
     (
         r'\A\s*\{\s*"(graphs|meta)"\s*:',

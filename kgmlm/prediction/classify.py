@@ -559,14 +559,10 @@ def _read(triples: Triples | str | Path, skip_header: bool) -> GivenTriples:
     """Triples as they were given; a file of them has no header, but where one is to be skipped."""
     if not isinstance(triples, str | Path):
         return GivenTriples.of(triples)
-    from kgmlm.core.tables import rows_of, unread_columns
     from kgmlm.graphs.datasets import read_labeled
 
-    path = as_path(triples, "the file of triples")
-    table, true = read_labeled(path, skip_header=skip_header)
-    rows = [(head, relation, tail) for head, relation, tail in rows_of(table)]
-    first = 1 + (skip_header and path.suffix != ".parquet")
-    return GivenTriples(rows, f"{triples}:", first, true, unread_columns(path))
+    table, true = read_labeled(as_path(triples, "the file of triples"), skip_header=skip_header)
+    return GivenTriples.of_table(table, str(triples), true)
 
 
 def _resolved(run: Run, given: GivenTriples, allow_new_relations: bool) -> tuple[KnowledgeGraph, IntArray]:

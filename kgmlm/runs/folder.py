@@ -238,7 +238,7 @@ def read_folder(path: Path, *, verify: bool = False, known: RunFolder | None = N
                 f"{path / 'run.json'} is damaged: 'span_length' is {record['span_length']}, a text has "
                 f"{settings.text.max_length} tokens; {RESTORE}"
             )
-        graph = read_graph(path / "graph", record["dataset"], record["sources"])
+        graph = read_graph(path / "graph", record["dataset"], record["sources"], record.get("validation"))
     contents = {name: (path / name).read_bytes() for name in _READ_AT_ONCE if (path / name).is_file()}
     run = RunFolder(path, graph, settings, record, contents, state)
     if verify:
@@ -353,6 +353,7 @@ class Record(_Known):
     format: int = Field(ge=2)
     dataset: str
     sources: dict[str, str]
+    validation: Literal["newest", "entities", "random"] | None = None
     model: str
     began_from: BeganFrom | None = None
     seed: int = 0

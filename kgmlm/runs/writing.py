@@ -223,6 +223,7 @@ def create_run(
         "format": FORMAT,
         "dataset": graph.name,
         "sources": dict(graph.sources),
+        **({} if graph.validation is None else {"validation": graph.validation}),
         "model": model_name,
         "began_from": began_from(model_name),
         "seed": settings.training.seed,

@@ -41,7 +41,7 @@ from kgmlm.training.recipes import (
     Recipe,
     recipe_of,
 )
-from kgmlm.training.summary import counted, following, summary
+from kgmlm.training.summary import counted, following, stood_for, summary
 from kgmlm.training.trees import may_fit
 from kgmlm.training.tune import (
     Addition,
@@ -251,7 +251,7 @@ def last_stages(
         chosen = run.tuned.by
         triples = chosen.get("triples", len(run.graph.splits["valid"]))
         counting = counted(run.graph, triples, side=run.settings.training.side)
-        lines = [*summary(chosen["valid"], triples, counting), *lines, *following(run)]
+        lines = [*summary(chosen["valid"], triples, counting), stood_for(run.graph), *lines, *following(run)]
     for line in lines:
         watch.note(line)
 

@@ -17,6 +17,7 @@ from kgmlm.evaluation.metrics import half_interval
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Queries, distinct_triples
+from kgmlm.graphs.splits import New
 from kgmlm.ranking.ranker import PlainScorer
 from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS, is_signed
@@ -101,6 +102,24 @@ def summary(figures: Mapping[str, Mapping[str, float]], triples: int, counting: 
             "model (--model)"
         )
     return lines
+
+
+DRAWN = {
+    "random": ", drawn at random",
+    "newest": ", the newest before test",
+    "entities": ", drawn by entities that training has not",
+}
+
+
+def stood_for(graph: KnowledgeGraph) -> str:
+    """Say which kind of question validation stood for."""
+    new = New.of(graph, "valid")
+    count, about = new.one + new.both, "all"
+    if count:
+        about = f"{new.known:,}"
+    line = f"validation was {len(graph.splits['valid']):,} triples{DRAWN.get(graph.validation or '', '')}: "
+    line += f"{about} between known entities"
+    return f"{line}, {count:,} with a new one" if count else line
 
 
 def following(run: RunFolder) -> list[str]:

@@ -47,15 +47,15 @@ def test_a_wrong_checksum_is_refused(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_an_entity_split_is_an_ordinary_dataset(cli: Cli, tmp_path: Path) -> None:
-    done = cli("data", "split", "toy", "--unseen-entities", "0.1", "--output", tmp_path / "ind", "--json")
+    done = cli("data", "split", "toy", "--entities", "0.1", "--output", tmp_path / "ind", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["test_unseen"]["entities"] >= 1
+    assert report["test_new"]["entities"] >= 1
     check = json.loads(cli("data", "check", tmp_path / "ind", "--json").stdout)
     assert check["mismatches"] == {}
     assert check["unseen"] == report["unseen"]
-    refused(cli("data", "split", "toy", "--output", tmp_path / "x"), "--unseen-entities")
-    refused(cli("data", "split", "toy", "--unseen-entities", "0.7", "--output", tmp_path / "x"), "0.7")
+    refused(cli("data", "split", "toy", "--output", tmp_path / "x"), "--entities")
+    refused(cli("data", "split", "toy", "--entities", "0.7", "--output", tmp_path / "x"), "0.7")
     assert not (tmp_path / "x").exists()
 
 

@@ -45,18 +45,18 @@ def test_strange_labels_survive_byte_for_byte(tmp_path: Path, suffix: str) -> No
     else:
         data = "".join("\t".join(row) + "\n" for row in rows).encode()
         path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
-    assert tables.rows_of(tables.read_triples(path)) == rows
+    assert tables.rows_of(tables.read_triples(path).columns) == rows
 
 
 def test_csv_reads_quotes_where_they_pair_and_keeps_them_where_not(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text('"Obama, Barack",r,"say ""hi"""\n"x,r,NA\n', "utf-8")
-    assert tables.rows_of(tables.read_triples(path)) == [
+    assert tables.rows_of(tables.read_triples(path).columns) == [
         ["Obama, Barack", "r", 'say "hi"'],
         ['"x', "r", "NA"],
     ]
     path.write_text('"x,r,y\n"z,r,NA\n' + "a,r,b\n" * 99 + 'c,r,"d\n', "utf-8")
-    assert len(tables.read_triples(path)) == 102
+    assert len(tables.read_triples(path).columns) == 102
 
 
 def test_a_csv_field_of_several_lines_is_refused(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_write_tsv_writes_comes_back(
     path = tmp_path_factory.mktemp("tsv") / "t.tsv"
     rows = [("first", "r", "second"), *rows]  # a byte-order mark can stand at the start of a file only
     tables.write_tsv(path, rows)
-    assert tables.rows_of(tables.read_triples(path)) == [list(row) for row in rows]
+    assert tables.rows_of(tables.read_triples(path).columns) == [list(row) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, data: bytes, me
 def test_windows_line_ends_and_byte_order_marks_are_no_part_of_a_label(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     path.write_bytes("\ufeffa\tr\tb\r\nc\tr\td\r\n".encode())
-    assert tables.rows_of(tables.read_triples(path)) == [["a", "r", "b"], ["c", "r", "d"]]
+    assert tables.rows_of(tables.read_triples(path).columns) == [["a", "r", "b"], ["c", "r", "d"]]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_parquet_may_have_other_columns_of_any_kind(tmp_path: Path) -> None:
     ends = {"head": ["a"], "relation": ["r"], "tail": ["b"]}
     other = {"source": [["x", "y"]], "hash": [b"\xff"]}
     pq.write_table(pa.table({**ends, **other}), path)
-    assert tables.rows_of(tables.read_triples(path)) == [["a", "r", "b"]]
+    assert tables.rows_of(tables.read_triples(path).columns) == [["a", "r", "b"]]
     pq.write_table(pa.table({"label": ["a"], "name": ["A"], **other}), path)
     assert tables.rows_of(tables.read_texts(path, ["label"], ["name"])) == [["a", "A"]]
     pq.write_table(pa.table({**ends, "tail": [["b"]]}), path)
@@ -203,7 +203,7 @@ field = st.text(st.sampled_from('ab\t\r"\x00é ,_'), max_size=3)
 @example(rows=[["a", "r", "\x00"]], end="\n")
 def test_arrow_reads_a_file_as_it_is_read_line_by_line(rows: list[list[str]], end: str) -> None:
     data = "".join("\t".join(row) + end for row in [["a", "r", "b"], *rows]).encode()
-    assert _read(lambda: tables.rows_of(tables.triples_in(data, "x"))) == _read(
+    assert _read(lambda: tables.rows_of(tables.triples_in(data, "x").columns)) == _read(
         lambda: list(tables.parse_rows(data, "x", 3))
     )
 
@@ -219,7 +219,7 @@ def _read(read: Callable[[], list[list[str]]]) -> list[list[str]] | str:
 @pytest.mark.parametrize("text", ["a\tr\tb\n" * 3, "a\tr\tb\r\n", 'é\tr\t"b\n'])
 def test_plain_files_are_left_to_arrow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "parse_rows", None)
-    assert tables.triples_in(text.encode(), "x").num_columns == 3
+    assert tables.triples_in(text.encode(), "x").columns.num_columns == 3
 
 
 def test_no_row_is_a_python_object(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_no_row_is_a_python_object(tmp_path: Path) -> None:
     path.write_text("".join(f"e{i % 5000}\tr{i % 7}\te{i * 7 % 5000}\n" for i in range(count)))
     tracemalloc.start()
     try:
-        graph = build_graph("large", {"train": tables.read_triples(path)})
+        graph = build_graph("large", {"train": tables.read_triples(path).columns})
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

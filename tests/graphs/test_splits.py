@@ -12,7 +12,7 @@ from kgmlm.graphs.cards import folder_card, read_card
 from kgmlm.graphs.checks import check_graph
 from kgmlm.graphs.datasets import load_graph, write_folder
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
-from kgmlm.graphs.splits import describe_split, lacking, split_random, split_unseen, with_validation
+from kgmlm.graphs.splits import describe_split, lacking, split_entities, split_random, with_validation
 
 
 def grid(n: int) -> KnowledgeGraph:
@@ -88,7 +88,7 @@ def test_each_split_of_entities_keeps_the_false_triples_of_its_own() -> None:
     false = np.array([[h, r, t] for h in range(30) for t in range(30) for r in range(3) if h != t])
     false = false[(false[:, 0] + false[:, 2]) % 3 != false[:, 1]]
     graph = replace(graph, negatives={"valid": false[::2], "test": false[1::2]})
-    split = split_unseen(graph, 0.1)
+    split = split_entities(graph, 0.1)
     seen = set(split.splits["train"][:, [0, 2]].ravel().tolist())
     new = {s: set(split.splits[s][:, [0, 2]].ravel().tolist()) - seen for s in ("valid", "test")}
     new["test"] -= new["valid"]  # those of test may be linked to those of validation
@@ -100,7 +100,7 @@ def test_each_split_of_entities_keeps_the_false_triples_of_its_own() -> None:
 
 def test_an_entity_split_holds_out_entities_as_blp_does(real: Callable[[str], KnowledgeGraph]) -> None:
     graph = real("wn18rr-v1")
-    split = split_unseen(graph, 0.1, seed=3)
+    split = split_entities(graph, 0.1, seed=3)
     assert sorted(map(tuple, split.all_triples.tolist())) == sorted(
         set(map(tuple, graph.all_triples.tolist()))
     ), "the same triples, each in one split"
@@ -120,7 +120,7 @@ def test_an_entity_split_holds_out_entities_as_blp_does(real: Callable[[str], Kn
 
 
 def test_an_entity_split_depends_on_its_seed_alone(toy: KnowledgeGraph) -> None:
-    one, same, other = (split_unseen(toy, 0.1, seed) for seed in (1, 1, 2))
+    one, same, other = (split_entities(toy, 0.1, seed) for seed in (1, 1, 2))
     assert all((one.splits[s] == same.splits[s]).all() for s in one.splits)
     assert one.labeled(one.splits["test"]) != other.labeled(other.splits["test"])
 
@@ -128,17 +128,17 @@ def test_an_entity_split_depends_on_its_seed_alone(toy: KnowledgeGraph) -> None:
 @pytest.mark.parametrize("share", [0.0, -0.1, 0.5, 2.0, float("nan")])
 def test_an_impossible_share_of_entities_is_refused(toy: KnowledgeGraph, share: float) -> None:
     with pytest.raises(DataError, match="share"):
-        split_unseen(toy, share)
+        split_entities(toy, share)
 
 
 def test_a_chain_has_no_entity_to_hold_out() -> None:
     graph = build_graph("chain", {"train": [(f"e{i}", "r", f"e{i + 1}") for i in range(20)]})
     with pytest.raises(DataError, match="sparse"):
-        split_unseen(graph, 0.1)
+        split_entities(graph, 0.1)
 
 
 def test_a_split_folder_has_a_card_that_counts_it(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    split = split_unseen(toy, 0.1)
+    split = split_entities(toy, 0.1)
     write_folder(split, tmp_path / "new", describe_split(split, "toy", "split for a test"))
     back = load_graph(tmp_path / "new")
     card = folder_card(tmp_path / "new")

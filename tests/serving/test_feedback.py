@@ -42,7 +42,7 @@ def test_odd_labels_are_written_as_parquet(tmp_path: Path) -> None:
     output = tmp_path / "said.parquet"
     assert kgmlm.feedback(tmp_path, output)["accepted"] == 1
     table, true = read_labeled(output)
-    assert table.column("tail").to_pylist() == ["a\tb", "c"]
+    assert table.columns.column("tail").to_pylist() == ["a\tb", "c"]
     assert true is not None
     assert true.tolist() == [True, False]
 
@@ -96,7 +96,7 @@ def test_judgments_become_triples_with_labels(cli: Cli, toy_run: Path, tmp_path:
     done = cli("feedback", run, "--output", output, "--json")
     assert json.loads(done.stdout)["accepted"] == 1
     assert output.read_text() == "france\tcapital\tparis\t1\nfrance\tcapital\trome\t0\n"
-    assert len(read_triples(output, labeled=True)) == 2
+    assert len(read_triples(output, labeled=True).columns) == 2
     (run / feedback.FEEDBACK_FILE).write_text((run / feedback.FEEDBACK_FILE).read_text() + "{")
     assert "1 line of" in cli("feedback", run, "--output", output).stderr
     assert kgmlm.feedback(run, output)["damaged"] == 1

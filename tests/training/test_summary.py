@@ -15,11 +15,12 @@ from trainings import TINY
 import kgmlm
 from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph, Validation
 from kgmlm.graphs.queries import Queries
+from kgmlm.graphs.splits import New
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.writing import write_record
-from kgmlm.training.summary import COUNTING, Counting, Figure, counted, following, summary
+from kgmlm.training.summary import COUNTING, Counting, Figure, counted, following, stood_for, summary
 
 FIGURES = {
     "text": {
@@ -73,6 +74,29 @@ def test_counting_goes_by_training_alone(toy: KnowledgeGraph) -> None:
     assert counted(toy).mrr == pytest.approx((1 / found.ranks.of_type("realistic")).mean())
 
 
+@pytest.mark.parametrize(
+    ("drawn", "middle"),
+    [
+        (None, ""),
+        ("newest", ", the newest before test"),
+        ("entities", ", drawn by entities that training has not"),
+    ],
+)
+def test_it_is_said_what_validation_stood_for(
+    toy: KnowledgeGraph, drawn: Validation | None, middle: str
+) -> None:
+    valid = toy.splits["valid"]
+    known = stood_for(replace(toy, validation=drawn))
+    assert known == f"validation was {len(valid):,} triples{middle}: all between known entities"
+    gone = (toy.splits["train"][:, [0, 2]] == valid[0, 0]).any(1)
+    new = replace(toy, splits={**toy.splits, "train": toy.splits["train"][~gone]}, validation=drawn)
+    of = New.of(new, "valid")
+    assert stood_for(new).endswith(
+        f"{of.known:,} between known entities, {of.one + of.both:,} with a new one"
+    )
+    assert of.one + of.both > 0
+
+
 def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:
     run = open_folder(toy_run)
     rank, completing, evaluating = following(run)
@@ -103,6 +127,7 @@ def test_a_graph_without_validation_has_some_held_out(
     )
     assert open_folder(run.path).lists, "probabilities are fitted"
     assert any(line.startswith(f"validation MRR of {held:,} triples") for line in heard.told)
+    assert f"validation was {held:,} triples, drawn at random: all between known entities" in heard.told
     assert heard.told[-3].startswith(f"next: kgmlm rank {run.path} --head ")
     bare = kgmlm.train(alone, "scratch", tmp_path / "bare", **given, holdout=False)
     assert not bare.graph.has("valid")

@@ -61,7 +61,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_graph_is_split_checked_and_shown_like_its_folder(tmp_path: Path) -> None:
     graph = kgmlm.load_graph("toy")
-    made = kgmlm.data.split(graph, tmp_path / "new", unseen_entities=0.1, progress=False)
+    made = kgmlm.data.split(graph, tmp_path / "new", entities=0.1, progress=False)
     assert "toy" in str(kgmlm.data.show(made.path).card)
     assert {**kgmlm.data.check(graph).as_json(), "mismatches": {}} == kgmlm.data.check("toy").as_json()
     assert kgmlm.data.show(graph).triples == kgmlm.data.show("toy").triples
@@ -80,10 +80,10 @@ def test_every_command_is_a_function_of_the_package() -> None:
 
 def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
     heard: list[str] = []
-    made = kgmlm.data.split("toy", tmp_path / "new", unseen_entities=0.1, progress=Hears(heard))
+    made = kgmlm.data.split("toy", tmp_path / "new", entities=0.1, progress=Hears(heard))
     assert made.path == tmp_path / "new"
-    assert made.unseen["test"]["entities"] > 0
-    assert sum(made.as_json()["test_unseen"].values()) == sum(made.unseen["test"].values())
+    assert made.new["test"].entities > 0
+    assert made.as_json()["test_new"] == made.new["test"]._asdict()
     assert any(line.startswith("test: ") for line in heard)
     found = kgmlm.data.check(made.path)
     assert found.mismatches == {}
@@ -101,8 +101,8 @@ def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
     whole = kgmlm.data.show("toy")
     assert whole.card is not None
     assert whole.as_json()["examples"] == [*whole.triples]
-    bad: list[dict[str, Any]] = [{}, {"random": True, "unseen_entities": 0.1}]
-    for wrong in (*bad, {"unseen_entities": 0.1, "valid": 0.1}):
+    bad: list[dict[str, Any]] = [{}, {"random": True, "entities": 0.1}]
+    for wrong in (*bad, {"entities": 0.1, "valid": 0.1}):
         with pytest.raises(ConfigError):
             kgmlm.data.split("toy", tmp_path / "x", progress=False, **wrong)
 

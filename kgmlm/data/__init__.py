@@ -13,18 +13,18 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from kgmlm.core.config import load_settings
-from kgmlm.core.errors import ConfigError, check_numbers, counted, quoted
-from kgmlm.core.files import as_path
+from kgmlm.core.errors import ConfigError, quoted
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Result
-from kgmlm.graphs.cards import Card, Counts, card_names, fetch, find_card, read_card
+from kgmlm.data.splitting import Split as Split
+from kgmlm.data.splitting import split as split
+from kgmlm.graphs.cards import Card, card_names, fetch, find_card, read_card
 from kgmlm.graphs.checks import LISTED, check_graph, lines_of
-from kgmlm.graphs.datasets import load_graph, tell_unread, write_folder
+from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import Entity
 from kgmlm.graphs.graph import Dataset
 from kgmlm.graphs.names import Resolver
-from kgmlm.graphs.queries import SPLITS, Queries, repeated
-from kgmlm.graphs.splits import describe_split, split_notes, split_random, split_unseen
+from kgmlm.graphs.queries import Queries
 from kgmlm.graphs.storage import CHECKING, check_dataset
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import find_pack, is_pack
@@ -149,29 +149,6 @@ class Shown:
             lines["counts"] = [", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in counts.items())]
             lines |= {"license": [self.card.license], "citation": wrap(self.card.citation, 70)}
         return lines | {"relations": wrap(", ".join(self.relations.values()), 70), "triples": triples}
-
-
-@dataclass(frozen=True)
-class Split:
-    """A dataset that was split.
-
-    Attributes:
-        path: its folder.
-        counts: of entities, relations, and the triples of each split.
-        unseen: where entities were held out, of validation and test: how many entities training has not, and
-            how many triples have one as their head alone, as their tail alone, or as both.
-        duplicates: how often a triple was there again, and was left out.
-    """
-
-    path: Path
-    counts: Counts
-    unseen: Mapping[str, Mapping[str, int]]
-    duplicates: int
-
-    def as_json(self) -> dict[str, Any]:
-        """The object that ``kgmlm data split --json`` prints."""
-        unseen = {f"{split}_unseen": dict(found) for split, found in self.unseen.items()}
-        return {**self.counts.model_dump(), **unseen}
 
 
 class _Download:
@@ -305,81 +282,6 @@ def show(dataset: Dataset, *, entity: str | None = None, skip_header: bool = Fal
     relations = {r.label: r.name for r in graph.relations}
     labeled, named = tuple(graph.labeled(triples)), tuple(graph.named(triples[:SHOWN]))
     return Shown(graph.name, _card_of(dataset), relations, found, labeled, named)
-
-
-def split(
-    dataset: Dataset,
-    output: str | Path,
-    *,
-    random: bool = False,
-    unseen_entities: float | None = None,
-    valid: float | None = None,
-    test: float | None = None,
-    seed: int = 0,
-    skip_header: bool = False,
-    progress: bool | Watcher | Advance = True,
-) -> Split:
-    """Split a dataset and write it as a new folder, with its card.
-
-    Args:
-        output: the dataset folder to write.
-        random: draw the missing splits from the training triples at random.
-        unseen_entities: instead, split all triples again so that validation and test are about entities that
-            training has not: the share of the entities to hold out for each of the two.
-        valid, test: with ``random``: shares of the triples; None is a tenth.
-        skip_header: leave out the first line of each file of triples.
-
-    Raises:
-        ConfigError: when options do not go together.
-        DataError: when the dataset cannot be split so, or the folder is taken.
-    """
-    check_numbers(seed=(seed, 0))
-    if random == (unseen_entities is not None):
-        raise ConfigError("say how to split: either --random or --unseen-entities SHARE")
-    if unseen_entities is not None and (valid, test) != (None, None):
-        raise ConfigError("--valid and --test go with --random")
-    target, watch = as_path(output, "the output"), watcher_of(progress)
-    graph = source = load_graph(dataset, skip_header=skip_header)
-    tell_unread(graph, watch.tell)
-    if unseen_entities is None:
-        twice = repeated(graph.splits["train"])
-        graph = split_random(graph, valid, test, seed)
-        how = f"split at random with seed {seed}"
-    else:
-        twice = repeated(graph.all_triples)
-        graph = split_unseen(graph, unseen_entities, seed)
-        how = f"{unseen_entities:.0%} of the entities held out for each split with seed {seed}"
-    card = describe_split(graph, dataset if isinstance(dataset, str | Path) else graph.name, how)
-    write_folder(graph, target, card)
-    if twice:
-        watch.tell(f"{counted(twice, 'duplicate triple')} count{'s' * (twice == 1)} once")
-    counts = ", ".join(f"{name} {len(part):,}" for name, part in graph.splits.items())
-    watch.tell(f"{counts} triples written to {output}")
-    made = [name for name in graph.splits if name not in source.splits or unseen_entities is not None]
-    for message in split_notes(graph, made, {"valid": valid, "test": test} if random else {}):
-        watch.tell(message)
-    unseen = {} if unseen_entities is None else {name: count_unseen(graph, name) for name in SPLITS[1:]}
-    if left := sum(map(len, source.negatives.values())) - sum(map(len, graph.negatives.values())):
-        watch.tell(f"{counted(left, 'false triple')} left out: each split has those of its own entities")
-    for name, found in unseen.items():
-        watch.tell(
-            f"{name}: {counted(found['entities'], 'unseen entity')}, "
-            f"in {counted(found['head'], 'triple')} as the head, "
-            f"in {found['tail']:,} as the tail, in {found['both']:,} as both"
-        )
-    return Split(target, card.counts, unseen, twice)
-
-
-def count_unseen(graph: KnowledgeGraph, split: str) -> dict[str, int]:
-    """Entities of a split that training has not, and triples that have one as head, as tail, as both."""
-    ends = graph.splits[split][:, [0, 2]]
-    new = ~graph.seen_N[ends]
-    return {
-        "entities": len(set(ends[new].tolist())),
-        "head": int((new[:, 0] & ~new[:, 1]).sum()),
-        "tail": int((new[:, 1] & ~new[:, 0]).sum()),
-        "both": int(new.all(1).sum()),
-    }
 
 
 def list() -> Cards:
