@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -234,6 +235,48 @@ def _use_one_thread() -> None:
         torch.set_num_threads(1)
     if faiss := sys.modules.get("faiss"):
         faiss.omp_set_num_threads(1)
+
+
+TRIALS = 5  # of each number of threads, of which the median counts
+WORTH = 0.8  # of the time of one thread, that all of them may take
+
+
+@contextmanager
+def fitting_threads() -> Iterator[int]:
+    """Let torch compute on all its threads or, where other processes keep the cores busy, on one.
+
+    Threads that compute together wait for the slowest of them: beside two busy processes on two cores, two
+    threads read texts at a fourth of a quiet machine's rate, and one at two fifths (eval/LOG.md).
+
+    Yields:
+        The number of threads.
+    """
+    import torch
+
+    most = torch.get_num_threads()
+    chosen = most
+    if most > 1:
+        together, alone = (median(_trial(threads) for _ in range(TRIALS)) for threads in (most, 1))
+        chosen = most if together < WORTH * alone else 1
+    torch.set_num_threads(chosen)
+    try:
+        yield chosen
+    finally:
+        torch.set_num_threads(most)
+
+
+def _trial(threads: int) -> float:
+    """Seconds of some products of matrices, as a layer of a small model has them."""
+    import torch
+
+    torch.set_num_threads(threads)
+    states, inner = torch.ones(256, 384), torch.ones(384, 1536)
+    with torch.inference_mode():
+        torch.nn.functional.gelu(states @ inner)  # starts the threads
+        began = time.monotonic()
+        for _ in range(6):
+            torch.nn.functional.gelu(states @ inner)
+    return time.monotonic() - began
 
 
 def installed(package: str) -> bool:

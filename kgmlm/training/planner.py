@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from kgmlm.core.config import HEAD_CANDIDATES, MOST, Settings, Stage
 from kgmlm.core.errors import RunError
 from kgmlm.core.files import write_json
+from kgmlm.core.machine import fitting_threads
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.folder import RunFolder, read_record
@@ -107,9 +108,12 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count what is done inside as a stage's time, that since the stage before included."""
+        """Count what is done inside as a stage's time, that since the stage before included; where there is a
+        time for all, on as many threads as fit the machine's load.
+        """
         try:
-            yield
+            with nullcontext() if self.seconds is None else fitting_threads():
+                yield
         finally:
             now = time.monotonic()
             record = read_record(self.run)
@@ -136,10 +140,11 @@ def fitted(
     recipe = replace(recipe, seconds=seconds)
     measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
     if model != "scratch" and "text" in recipe.stages and measured:
-        encoder = TextEncoder.load(model, recipe.settings.biencoder.max_length)
-        encoder_speed = speed(encoder, graph)
-        watch.tell(f"a text of {graph.name} is read in {1000 * encoder_speed.per_text:.1f} ms")
-        recipe = _without_text(recipe, graph, seconds, encoder_speed)
+        with fitting_threads():
+            encoder = TextEncoder.load(model, recipe.settings.biencoder.max_length)
+            encoder_speed = speed(encoder, graph)
+            watch.tell(f"a text of {graph.name} is read in {1000 * encoder_speed.per_text:.1f} ms")
+            recipe = _without_text(recipe, graph, seconds, encoder_speed)
     return _by_the_clock(recipe, graph, given)
 
 

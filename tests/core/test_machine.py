@@ -11,7 +11,7 @@ import torch
 from kgmlm.core import machine
 from kgmlm.core.config import TrainingSettings
 from kgmlm.core.errors import ConfigError
-from kgmlm.core.machine import Memory
+from kgmlm.core.machine import Memory, fitting_threads
 from kgmlm.training.loop import _precision
 
 
@@ -198,3 +198,36 @@ bound_memory()
 assert _resident() == held
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(("together", "chosen"), [(0.5, 4), (0.79, 4), (0.9, 1), (3.0, 1)])
+def test_torch_computes_on_one_thread_where_several_are_no_faster(
+    together: float, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, tried = torch.get_num_threads(), []
+    torch.set_num_threads(4)
+    try:
+        monkeypatch.setattr(
+            "kgmlm.core.machine._trial", lambda n: tried.append(n) or (together if n == 4 else 1.0)
+        )
+        with fitting_threads() as threads:
+            assert threads == torch.get_num_threads() == chosen
+        assert torch.get_num_threads() == 4
+        assert set(tried) == {4, 1}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_thread_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        monkeypatch.setattr("kgmlm.core.machine._trial", None)
+        with fitting_threads() as threads:
+            assert threads == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_trial_takes_some_time() -> None:
+    assert machine._trial(1) > 0
