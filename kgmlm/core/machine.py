@@ -237,13 +237,12 @@ def _use_one_thread() -> None:
         faiss.omp_set_num_threads(1)
 
 
-TRIALS = 5  # of each number of threads, of which the median counts
-WORTH = 0.8  # of the time of one thread, that all of them may take
+LOOKED = 0.2  # seconds in which it is seen what other processes compute
 
 
 @contextmanager
 def fitting_threads() -> Iterator[int]:
-    """Let torch compute on all its threads or, where other processes keep the cores busy, on one.
+    """Let torch compute on as many threads as cores are free, at least one.
 
     Threads that compute together wait for the slowest of them: beside two busy processes on two cores, two
     threads read texts at a fourth of a quiet machine's rate, and one at two fifths (eval/LOG.md).
@@ -254,29 +253,21 @@ def fitting_threads() -> Iterator[int]:
     import torch
 
     most = torch.get_num_threads()
-    chosen = most
     if most > 1:
-        together, alone = (median(_trial(threads) for _ in range(TRIALS)) for threads in (most, 1))
-        chosen = most if together < WORTH * alone else 1
-    torch.set_num_threads(chosen)
+        torch.set_num_threads(max(1, min(most, round(free_cores()))))
     try:
-        yield chosen
+        yield torch.get_num_threads()
     finally:
         torch.set_num_threads(most)
 
 
-def _trial(threads: int) -> float:
-    """Seconds of some products of matrices, as a layer of a small model has them."""
-    import torch
+def free_cores() -> float:
+    """The cores of this process that no process uses now; this one waits for :data:`LOOKED` meanwhile."""
+    import psutil
 
-    torch.set_num_threads(threads)
-    states, inner = torch.ones(256, 384), torch.ones(384, 1536)
-    with torch.inference_mode():
-        torch.nn.functional.gelu(states @ inner)  # starts the threads
-        began = time.monotonic()
-        for _ in range(6):
-            torch.nn.functional.gelu(states @ inner)
-    return time.monotonic() - began
+    used = psutil.cpu_percent(LOOKED, percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(used))
+    return sum(1 - used[core] / 100 for core in own if core < len(used))
 
 
 def installed(package: str) -> bool:
