@@ -35,7 +35,17 @@ def test_what_is_installed_without_torch_is_all_but_what_trains() -> None:
     needed = {re.split(r"[\[>=]", name)[0] for name in PROJECT["project"]["dependencies"] + extras["serve"]}
     lines = (ROOT / "docker" / "requirements.txt").read_text("utf-8").splitlines()
     listed = {line for line in lines if not line.startswith("#")}
-    left_out = {"accelerate", "jinja2", "onnx", "pandas", "psutil", "pykeen", "scikit-learn", "torch", "transformers"}
+    left_out = {
+        "accelerate",
+        "jinja2",
+        "onnx",
+        "pandas",
+        "psutil",
+        "pykeen",
+        "scikit-learn",
+        "torch",
+        "transformers",
+    }
     assert listed == needed - left_out
 
 

@@ -267,7 +267,7 @@ def free_cores() -> float:
 
     used = psutil.cpu_percent(LOOKED, percpu=True)
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(used))
-    return sum(1 - used[core] / 100 for core in own if core < len(used))
+    return float(sum(1 - used[core] / 100 for core in own if core < len(used)))
 
 
 def installed(package: str) -> bool:

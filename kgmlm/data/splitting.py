@@ -80,15 +80,15 @@ class Split:
         removed = [" | ".join(row) for row in self.removed]
         renamed = [f"{name} ({old}, then {new})" for name, old, new in self.renamed]
         if removed:
-            watch.tell(f"only in the old version, and kept: {_first_of(removed, 'triple')}")
+            watch.tell(f"only in the old version, and kept: {_listed(removed, 'triple')}")
         if renamed:
-            watch.tell(f"renamed, perhaps, but two entities here: {_first_of(renamed, 'name')}")
+            watch.tell(f"renamed, perhaps, but two entities here: {_listed(renamed, 'name')}")
 
 
 NAMED = 5  # triples or names that a message lists
 
 
-def _first_of(rows: Sequence[str], what: str) -> str:
+def _listed(rows: Sequence[str], what: str) -> str:
     more = f", and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
     return f"{counted(len(rows), what)}: {'; '.join(rows[:NAMED])}{more}"
 
@@ -308,8 +308,9 @@ def _split_versions(
     found = compare_versions(old, new)
     unknown = np.full(len(old.all_triples), np.datetime64("NaT", "s"))
     every = np.concatenate([dates[name] for name in old.splits]) if dates else unknown
-    kind, share = asked.validation(bool(dates)), SHARE if asked.share is None else asked.share
-    held = hold_out(found.graph, DatedTriples.of(old.all_triples, every), kind, share, seed)
+    dated = DatedTriples.of(old.all_triples, every)
+    kind, share = asked.validation(dated.moments > 1), SHARE if asked.share is None else asked.share
+    held = hold_out(found.graph, dated, kind, share, seed)
     splits = {**held.graph.splits, "test": found.graph.splits["test"]}
     graph = replace(held.graph, splits=splits)
     how = f"test is what {new.name} adds to {old.name}; {_DRAWN[kind]}"

@@ -251,6 +251,11 @@ class DatedTriples(NamedTuple):
         """Take some of the triples."""
         return DatedTriples(self.triples[of_n], self.dates[of_n])
 
+    @property
+    def moments(self) -> int:
+        """The number of different dates."""
+        return len(np.unique(self.dates[~np.isnat(self.dates)]))
+
     def newest(self, share: float) -> BoolArray:
         """Return which triples are the newest, about a share of those that have a date; those of one moment
         stay together.
@@ -261,7 +266,7 @@ class DatedTriples(NamedTuple):
         known = self.dates[~np.isnat(self.dates)]
         moments, counts = np.unique(known, return_counts=True)
         if len(moments) < 2:
-            raise DataError("the newest triples cannot be told: fewer than two dates are there")
+            raise DataError("the newest triples cannot be told: there are fewer than two dates")
         from_on = counts[::-1].cumsum()[::-1][1:]  # triples from each moment on, but the first
         cut = moments[1:][np.argmin(np.abs(from_on - share * len(known)))]
         newest: BoolArray = self.dates >= cut  # never of what has no date
@@ -350,6 +355,11 @@ def hold_out(
     check_share(share, "--valid")
     triples, dates = dated
     if validation == "newest":
+        if dated.moments < 2:
+            raise DataError(
+                "validation cannot be the newest triples: there are fewer than two dates; --valid entities "
+                "or --valid random draws it otherwise"
+            )
         valid = dated.newest(share)
     elif validation == "entities":
         valid = np.zeros(len(triples), np.bool_)

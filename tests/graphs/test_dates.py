@@ -123,6 +123,8 @@ def test_the_newest_share_keeps_triples_of_a_day_together(tmp_path: Path) -> Non
     source = chain(tmp_path / "g", "head\trelation\ttail\tdate", dates)
     made = kgmlm.data.split(source, tmp_path / "new", newest=0.1, valid="newest", progress=False)
     assert (made.counts.train, made.counts.valid, made.counts.test) == (6, 5, 3)
+    with pytest.raises(DataError, match="fewer than two dates; --valid entities"):
+        kgmlm.data.split(source, tmp_path / "x", after="2020", progress=False)
     with pytest.raises(DataError, match="2020-01-01 to 2022-01-01"):
         kgmlm.data.split(source, tmp_path / "x", after="2030", progress=False)
     with pytest.raises(DataError, match="no earlier triples"):
