@@ -24,6 +24,7 @@ from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.trees import Trees
 from kgmlm.signals.base import Reason
 from kgmlm.signals.linked import Linked
+from kgmlm.signals.mentions import Mentions
 from kgmlm.text.reader import Reading
 
 if TYPE_CHECKING:
@@ -387,10 +388,16 @@ class Predictor:
         return self._because(query, candidate, counting)
 
     def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
-        """The reasons of those signals that can give some for a candidate."""
+        """The reasons of those signals that can give some for a candidate: rules, links, mentions."""
         signals = [self.ranker.signals[name] for name in names]
         reasons = [reason for signal in signals for reason in signal.reasons(query, candidate)]
-        return *sentences(self.graph, reasons), *self._links(query, candidate, names)
+        told = (*sentences(self.graph, reasons), *self._links(query, candidate, names))
+        mentions = self.ranker.signals.get(Mentions.name)
+        if not isinstance(mentions, Mentions) or Mentions.name not in names:
+            return told
+        surfaces = self.graph.entities.column("surface")
+        named = mentions.named(query.entity, candidate)
+        return *told, *(f"the description of {surfaces[a]} names {surfaces[b]}" for a, b in named)
 
     def _links(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
         """A sentence on the training triples that link a candidate to the query's entity, if that counts."""

@@ -17,12 +17,13 @@ from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.linked import Linked
+from kgmlm.signals.mentions import Mentions
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
 from kgmlm.signals.vector import Vector
 
 SIGNALS: dict[str, type[Signal]] = {
-    s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked)
+    s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked, Mentions)
 }
 
 
