@@ -114,6 +114,10 @@ class Mentions(TrainableSignal):
         half = sp.coo_array((shares.astype(np.float32), (pairs[:, 0], pairs[:, 1])), (count, count))
         return cls(graph.entities, _sorted(sp.csr_array(half + half.T)))
 
+    def told(self, triples: IntArray) -> float:
+        """The share of triples ``(n, 3)`` of which one entity's description names the other."""
+        return float((self.pairs[triples[:, 0], triples[:, 2]] > 0).mean()) if len(triples) else 0.0
+
     def named(self, one: int, other: int) -> list[tuple[int, int]]:
         """Which of two entities' descriptions names the other: (describing, named)."""
         if not self.pairs[one, other]:

@@ -60,7 +60,7 @@ CASES: dict[tuple[str, ...], str] = {
     ("data", "prepare", "toy"): "toy: ready",
     ("data", "check", "toy"): "as expected",
     ("data", "show", "toy"): "capital",
-    ("data", "split", "toy", "--entities", "0.1", "--output", "new"): "unseen entit",
+    ("data", "split", "toy", "--entities", "0.1", "--output", "new"): "with a new end",
     ("data", "import", "triples.nt", "--output", "new"): "1 triple of 2 entities and 1 relation",
 }
 

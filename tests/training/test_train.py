@@ -164,15 +164,16 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     recipe = run.folder.record["recipe"]
     assert (recipe["preset"], recipe["stages"]) == (
         "balanced",
-        ["types", "rules", "linked", "kge", "text", "calibration"],
+        ["types", "rules", "linked", "mentions", "kge", "text", "calibration"],
     )
-    assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types", "linked"}
+    assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types", "linked", "mentions"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
     assert config.startswith(
-        "# preset balanced: types, then rules, then linked, then kge, then text, then calibration\n"
+        "# preset balanced: types, then rules, then linked, then mentions, then kge, then text, then "
+        "calibration\n"
         "# training.samples: "
     )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"

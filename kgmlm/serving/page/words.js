@@ -8,6 +8,7 @@ export const SIGNALS = {
   types: "types",
   biencoder: "text encoder",
   linked: "already linked",
+  mentions: "named in a description",
   reverse: "scored in reverse",
   conditional: "name token by token",
   trees: "decision trees",
