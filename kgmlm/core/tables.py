@@ -337,6 +337,11 @@ CODED = pa.dictionary(pa.int32(), pa.string())
 DATES = ("date", "created", "time")  # columns of triples that say when each was made
 
 
+def is_date_column(name: str) -> bool:
+    """Return whether a column of triples is called one of :data:`DATES`, in whatever case."""
+    return name.strip().casefold() in DATES
+
+
 class TripleTable(NamedTuple):
     """The triples of a file.
 
@@ -383,7 +388,7 @@ def read_triples(path: Path, *, labeled: bool = False, dates: str | None = None)
         empty = pc.index(pc.equal(pc.fill_null(column, ""), ""), True).as_py()
         if empty >= 0 and name != dates:
             raise DataError(f"{path}: row {empty + 1} has an empty or missing value")
-    unread = [name for name in columns_of(path) if name not in (*ENDS, LABEL, *DATES, *optional)]
+    unread = [x for x in columns_of(path) if x not in (*ENDS, LABEL, *optional) and not is_date_column(x)]
     return TripleTable(_coded(table), 1, True, unread)
 
 
@@ -398,7 +403,8 @@ def triples_in(
     first = next(parse_lines(data, origin, separator), (0, []))[1]
     header = triple_header(first)
     if header is not None:
-        names, unread = header, [name for name in header if name not in (*ENDS, LABEL, *DATES, dates)]
+        known = (*ENDS, LABEL, dates)
+        names, unread = header, [x for x in header if x not in known and not is_date_column(x)]
         _check_columns(Path(origin), header, ENDS, [LABEL, *([dates] if dates else [])])
     else:
         names, unread = [*ENDS], []

@@ -19,6 +19,7 @@ from kgmlm.core.errors import DataError
 Dates: TypeAlias = npt.NDArray[Any]  # datetime64 by the second, UTC; not-a-time where nobody knows
 
 _PERIOD = re.compile(r"([0-9]{4})(?:-?([0-9]{2})(?:-?([0-9]{2}))?)?")
+_WHOLE = re.compile(r"^([0-9]+)\.0*$")  # a year, as a column of numbers with gaps has it
 _UNIX = {(9, 11): 1, (12, 14): 1_000, (15, 17): 1_000_000, (18, 20): 1_000_000_000}  # digits: units a second
 
 
@@ -45,7 +46,7 @@ def period(text: str) -> Period | None:
     >>> str(period("2023-05-17T10:00:00+02:00").begin), period("May 2023")
     ('2023-05-17T08:00:00', None)
     """
-    text = text.strip()
+    text = _WHOLE.sub(r"\1", text.strip())
     try:
         if (match := _PERIOD.fullmatch(text)) and len(text) != 6:  # 202305 may be another number
             return _calendar(*(int(part) for part in match.groups() if part))

@@ -14,11 +14,11 @@ from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import DataError, QueryError
 from kgmlm.core.files import as_path
 from kgmlm.core.tables import (
-    DATES,
     ENDS,
     LABEL,
     TripleTable,
     header_columns,
+    is_date_column,
     read_triples,
     rows_of,
     truths,
@@ -142,7 +142,7 @@ def _further_columns(triples: Any) -> tuple[BoolArray | None, list[str]]:
     columns = [str(column) for column in triples.columns]
     if not set(ENDS) <= set(columns):
         return None, []
-    unread = [name for name in columns if name not in (*ENDS, LABEL, *DATES)]
+    unread = [name for name in columns if name not in (*ENDS, LABEL) and not is_date_column(name)]
     if columns.count(LABEL) > 1:
         raise DataError(f"the column '{LABEL}' of the triples is there twice; keep one")
     if LABEL not in columns:

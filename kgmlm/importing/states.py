@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kgmlm.core.errors import DataError
 from kgmlm.core.progress import Watcher
-from kgmlm.core.tables import DATES, ENDS, SUFFIXES, columns_of, triple_header
+from kgmlm.core.tables import ENDS, SUFFIXES, columns_of, is_date_column, triple_header
 from kgmlm.graphs.datasets import load_graph, read_dated, read_labeled, training_table
 from kgmlm.graphs.dates import Dates, dates_of
 from kgmlm.graphs.given import GivenTriples, is_missing
@@ -18,9 +18,7 @@ from kgmlm.graphs.graph import Dataset, KnowledgeGraph, build_graph
 from kgmlm.importing.import_graph import import_graph
 from kgmlm.importing.statements import PACKED
 
-State = tuple[
-    KnowledgeGraph, dict[str, Dates]
-]  # and when the triples of each split were made, if that is known
+State = tuple[KnowledgeGraph, dict[str, Dates]]  # and when the triples of each split were made, if known
 
 
 def read_state(
@@ -32,7 +30,7 @@ def read_state(
         dataset: as of :func:`kgmlm.load_graph`; or a file of triples; or a file that
             :func:`kgmlm.import_graph` reads by its name, whose blank nodes are left out, since nothing says
             which is which in another file.
-        column: of dates; None takes the first of ``date``, ``created`` and ``time`` that is there.
+        column: of dates; None takes the first that is called ``date``, ``created`` or ``time``.
 
     Raises:
         DataError: when it cannot be read, or has no such column.
@@ -95,7 +93,7 @@ def _column(path: Path, column: str | None) -> str | None:
     first = columns_of(path)
     names = first if path.suffix == ".parquet" else triple_header(first)
     if column is None:
-        return next((name for name in DATES if name in (names or ())), None)
+        return next(filter(is_date_column, names or ()), None)
     if names is not None and column not in names:
         raise DataError(f"{path} has no column '{column}' (it has: {', '.join(names)})")
     if names is None and not (column.isdecimal() and len(ENDS) < int(column) <= len(first)):
@@ -112,7 +110,7 @@ def _of_frame(frame: Any, column: str | None) -> State:
     names = [str(name) for name in frame.columns]
     if column is not None and column not in names:
         raise DataError(f"the triples have no column '{column}' (they have: {', '.join(names)})")
-    column = next((name for name in DATES if name in names), None) if column is None else column
+    column = next(filter(is_date_column, names), None) if column is None else column
     graph = KnowledgeGraph.from_triples(frame)
     if column is None:
         return graph, {}

@@ -48,6 +48,7 @@ class Hears(Watcher):
         ("1684281600000", "2023-05-17", 1),
         ("999999999", "2001-09-09T01:46:39", 1),
         (" 2023 ", "2023-01-01", 365 * 86400),
+        ("2023.0", "2023-01-01", 365 * 86400),
     ],
 )
 def test_a_date_is_a_time_from_its_beginning_to_its_end(text: str, begin: str, seconds: int) -> None:
@@ -96,6 +97,7 @@ YEARS = [str(2010 + i) for i in range(14)]
     [
         ("head\trelation\ttail\tcreated", "triples.tsv", None),
         ("head\trelation\ttail\tdate", "train.tsv", None),
+        ("Source\tRelation\tTarget\tDate", "train.tsv", None),
         ("head\trelation\ttail\tfirst seen", "train.tsv", "first seen"),
         ("", "train.tsv", "4"),
     ],
