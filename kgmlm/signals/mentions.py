@@ -125,7 +125,7 @@ class Mentions(TrainableSignal):
         found = []
         for describing, entity in ((one, other), (other, one)):
             words = _words(self.entities[describing].description)
-            names = _names(self.entities.take(np.array([entity])))
+            names = _names(EntityTable.of(self.entities.table.slice(entity, 1), check=False))
             if any(tuple(words[at : at + len(x)]) == x for x in names for at in range(len(words))):
                 found.append((describing, entity))
         return found
@@ -183,7 +183,7 @@ def _mentions(
     for words in names:
         lengths[words[0]].add(len(words))
     rows, columns, shares = list[int](), list[int](), list[float]()
-    descriptions = entities.table.column("description").take(pa.array(ids)).to_pylist()
+    descriptions = entities.table.column("description").take(pa.array(ids.tolist(), pa.int64())).to_pylist()
     for entity, description in zip(ids.tolist(), descriptions, strict=True):
         named: dict[int, float] = {}
         for words in _names_in(_words(description), names, lengths):
@@ -197,12 +197,12 @@ def _mentions(
 
 
 def _with_words(entities: EntityTable, names: Mapping[tuple[str, ...], list[int]]) -> IntArray:
-    """Entities in whose descriptions the first word of one of the names stands, if perhaps within a word."""
+    """Entities in whose descriptions the first word of one of the names stands, perhaps within a word."""
     there = np.zeros(len(entities), np.bool_)
     column = entities.table.column("description")
     for word in {words[0] for words in names}:
         if word.isascii():
-            there |= pc.match_substring(column, word, ignore_case=True).to_numpy()
+            there |= np.array(pc.match_substring(column, word, ignore_case=True).to_pylist(), np.bool_)
         else:  # whose case Arrow folds otherwise
             return np.arange(len(entities))
     return np.flatnonzero(there)
