@@ -405,17 +405,20 @@ def read_dated(
         table, true = read_labeled(file, skip_header=skip_header, dates=dates)
         further |= {f"the column '{column}' of {file.name}": "" for column in table.unread}
         headed |= {split} if table.named else set()
-        columns, date_n = table.columns.select(ENDS), _dates(table, file, dates)
+        columns = table.columns.select(ENDS)
+        date_n = NO_DATES if dates is None else _dates(table, file, dates)
         if true is not None and split == FACTS:
             raise DataError(f"{file} has labels of truth; they belong into {train.name}")
         if true is not None and not true.all():
             negatives[split] = columns.filter(pa.array(~true))
-            columns, date_n = columns.filter(pa.array(true)), date_n[true]
+            columns = columns.filter(pa.array(true))
+            date_n = date_n[true] if dates is not None else date_n
         if split == FACTS:
             notes[f"{FURTHER} of {file.name}"] = len(columns)
             columns = pa.concat_tables([splits["train"], columns])
             split, date_n = "train", np.concatenate([made["train"], date_n])
         splits[split], made[split] = columns, date_n
+        del table, true, columns  # what holds the whole file
     texts, card = TextColumns(notes=notes), folder_card(folder)
     extra: Any = ()
     if path := tables.find_table(folder, "entities"):
@@ -447,9 +450,12 @@ def read_dated(
     return graph, made if dates is not None else {}
 
 
-def _dates(table: TripleTable, path: Path, column: str | None) -> Dates:
+NO_DATES: Dates = np.zeros(0, "M8[s]")
+
+
+def _dates(table: TripleTable, path: Path, column: str) -> Dates:
     """When each triple of a file was made; not known where it has no such column."""
-    if column is None or column not in table.columns.column_names:
+    if column not in table.columns.column_names:
         return np.full(len(table.columns), np.datetime64("NaT", "s"))
     return dates_of(table.columns.column(column), f"{path}:", table.first)
 
