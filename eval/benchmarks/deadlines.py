@@ -46,7 +46,7 @@ def _multiply() -> None:
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """Keep some processes busy, each with one thread."""
-    threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     before = {name: os.environ.get(name) for name in threads}
     os.environ.update(threads)  # read by the processes when they import NumPy
     processes = [multiprocessing.get_context("spawn").Process(target=_multiply) for _ in range(count)]
