@@ -406,7 +406,7 @@ def read_dated(
         further |= {f"the column '{column}' of {file.name}": "" for column in table.unread}
         headed |= {split} if table.named else set()
         columns = table.columns.select(ENDS)
-        date_n = NO_DATES if dates is None else _dates(table, file, dates)
+        date_n = np.zeros(0, "M8[s]") if dates is None else _dates(table, file, dates)
         if true is not None and split == FACTS:
             raise DataError(f"{file} has labels of truth; they belong into {train.name}")
         if true is not None and not true.all():
@@ -448,9 +448,6 @@ def read_dated(
     del splits, negatives, texts
     release_memory()
     return graph, made if dates is not None else {}
-
-
-NO_DATES: Dates = np.zeros(0, "M8[s]")
 
 
 def _dates(table: TripleTable, path: Path, column: str) -> Dates:
