@@ -266,19 +266,19 @@ def _split_dated(
         for text, option in ((asked.after, "--after"), (asked.until, "--until"))
     )
     kind = asked.validation(True)
-    found = split_dated(
+    made = split_dated(
         source, dates, newest=asked.newest, after=after, until=until,
         validation=kind, share=SHARE if asked.share is None else asked.share, seed=seed,
     )  # fmt: skip
     of = f"the newest {asked.newest:.0%}" if asked.newest is not None else f"what is later than {asked.after}"
     how = f"test is {of}" + (f", up to {asked.until}" if asked.until else "") + f"; {_DRAWN[kind]}"
-    card = describe_split(found.graph, _origin(dataset, source), how)
-    write_folder(found.graph, target, card, found.dates)
-    new = {name: New.of(found.graph, name) for name in SPLITS[1:]}
-    done = Split(target, card.counts, new, repeated(source.all_triples), later=found.later)
+    card = describe_split(made.graph, _origin(dataset, source), how)
+    write_folder(made.graph, target, card, made.dates)
+    new = {name: New.of(made.graph, name) for name in SPLITS[1:]}
+    done = Split(target, card.counts, new, repeated(source.all_triples), later=made.later)
     done.tell(watch)
     for name in SPLITS:
-        known = found.dates[name][~np.isnat(found.dates[name])]
+        known = made.dates[name][~np.isnat(made.dates[name])]
         if len(known):
             watch.tell(f"{name}: dated {day(known.min())} to {day(known.max())}")
     if undated := sum(int(np.isnat(of).sum()) for of in dates.values()):
@@ -305,21 +305,23 @@ def _split_versions(
     )
     for graph in (old, new):
         tell_unread(graph, watch.tell)
-    found = compare_versions(old, new)
+    both = compare_versions(old, new)
     unknown = np.full(len(old.all_triples), np.datetime64("NaT", "s"))
     every = np.concatenate([dates[name] for name in old.splits]) if dates else unknown
     dated = DatedTriples.of(old.all_triples, every)
     kind, share = asked.validation(dated.moments > 1), SHARE if asked.share is None else asked.share
-    held = hold_out(found.graph, dated, kind, share, seed)
-    splits = {**held.graph.splits, "test": found.graph.splits["test"]}
+    held = hold_out(both.graph, dated, kind, share, seed)
+    splits = {**held.graph.splits, "test": both.graph.splits["test"]}
     graph = replace(held.graph, splits=splits)
     how = f"test is what {new.name} adds to {old.name}; {_DRAWN[kind]}"
     test_dates = np.full(len(splits["test"]), np.datetime64("NaT", "s"))
     card = describe_split(graph, _origin(versions[1], new), how)
     write_folder(graph, target, card, {**held.dates, "test": test_dates} if dates else None)
-    removed = tuple(graph.labeled(found.removed))
+    removed = tuple(graph.labeled(both.removed))
     counts = {name: New.of(graph, name) for name in SPLITS[1:]}
     twice = repeated(old.all_triples) + repeated(new.all_triples)
-    done = Split(target, card.counts, counts, twice, removed=removed, renamed=tuple(found.renamed))
+    done = Split(target, card.counts, counts, twice, removed=removed, renamed=tuple(both.renamed))
     done.tell(watch)
+    if false := sum(len(of) for each in (old, new) for of in each.negatives.values()):
+        watch.tell(f"{counted(false, 'false triple')} left out")
     return done

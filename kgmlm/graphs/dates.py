@@ -80,10 +80,10 @@ def given_period(text: str, option: str) -> Period:
     Raises:
         DataError: when it is no date.
     """
-    found = period(text)
-    if found is None:
+    asked = period(text)
+    if asked is None:
         raise DataError(f"{option} is {text!r}, which is no date such as 2023, 2023-05-17 or 1684281600")
-    return found
+    return asked
 
 
 def dates_of(texts: pa.ChunkedArray, where: str, first: int = 1) -> Dates:

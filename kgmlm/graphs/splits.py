@@ -257,8 +257,7 @@ class DatedTriples(NamedTuple):
         return len(np.unique(self.dates[~np.isnat(self.dates)]))
 
     def newest(self, share: float) -> BoolArray:
-        """Return which triples are the newest, about a share of those that have a date; those of one moment
-        stay together.
+        """The mask of the newest triples: about this share of those with a date. Equal dates stay together.
 
         Raises:
             DataError: when no two have different dates.
@@ -327,11 +326,11 @@ def split_dated(
         raise DataError(f"'{graph.name}' has no triples of this time{_range(dated.dates)}")
     if (test | late).all():
         raise DataError(f"'{graph.name}' has no earlier triples to train on{_range(dated.dates)}")
-    found = hold_out(graph, dated.take(~test & ~late), validation, share, seed)
+    held = hold_out(graph, dated.take(~test & ~late), validation, share, seed)
     of_test = dated.take(test)
-    splits = {**found.graph.splits, "test": of_test.triples}
-    split = replace(found.graph, name=f"{graph.name}-later", splits=splits, negatives={}, links=None)
-    return DatedSplit(split, {**found.dates, "test": of_test.dates}, int(late.sum()))
+    splits = {**held.graph.splits, "test": of_test.triples}
+    split = replace(held.graph, name=f"{graph.name}-later", splits=splits, negatives={}, links=None)
+    return DatedSplit(split, {**held.dates, "test": of_test.dates}, int(late.sum()))
 
 
 def _range(dates: Dates) -> str:

@@ -391,13 +391,13 @@ class Predictor:
         """The reasons of those signals that can give some for a candidate: rules, links, mentions."""
         signals = [self.ranker.signals[name] for name in names]
         reasons = [reason for signal in signals for reason in signal.reasons(query, candidate)]
-        told = (*sentences(self.graph, reasons), *self._links(query, candidate, names))
+        because = (*sentences(self.graph, reasons), *self._links(query, candidate, names))
         mentions = self.ranker.signals.get(Mentions.name)
         if not isinstance(mentions, Mentions) or Mentions.name not in names:
-            return told
+            return because
         surfaces = self.graph.entities.column("surface")
         named = mentions.named(query.entity, candidate)
-        return *told, *(f"the description of {surfaces[a]} names {surfaces[b]}" for a, b in named)
+        return *because, *(f"the description of {surfaces[a]} names {surfaces[b]}" for a, b in named)
 
     def _links(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
         """A sentence on the training triples that link a candidate to the query's entity, if that counts."""

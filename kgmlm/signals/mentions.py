@@ -114,7 +114,7 @@ class Mentions(TrainableSignal):
         half = sp.coo_array((shares.astype(np.float32), (pairs[:, 0], pairs[:, 1])), (count, count))
         return cls(graph.entities, _sorted(sp.csr_array(half + half.T)))
 
-    def told(self, triples: IntArray) -> float:
+    def coverage(self, triples: IntArray) -> float:
         """The share of triples ``(n, 3)`` of which one entity's description names the other."""
         return float((self.pairs[triples[:, 0], triples[:, 2]] > 0).mean()) if len(triples) else 0.0
 
@@ -122,13 +122,13 @@ class Mentions(TrainableSignal):
         """Which of two entities' descriptions names the other: (describing, named)."""
         if not self.pairs[one, other]:
             return []
-        found = []
+        pairs = []
         for describing, entity in ((one, other), (other, one)):
             words = _words(self.entities[describing].description)
             names = _names(EntityTable.of(self.entities.table.slice(entity, 1), check=False))
             if any(tuple(words[at : at + len(x)]) == x for x in names for at in range(len(words))):
-                found.append((describing, entity))
-        return found
+                pairs.append((describing, entity))
+        return pairs
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """How much each candidate and the query's entity name each other, ``(B, N)`` or ``(B, K)``; 0 for
@@ -136,8 +136,8 @@ class Mentions(TrainableSignal):
         """
         entity_B = reading.queries.entity_B
         if not pool.own:
-            found: Floats = self.pairs[entity_B].toarray()
-            return found if pool.ids is None else found[:, pool.filled]
+            scores_BN: Floats = self.pairs[entity_B].toarray()
+            return scores_BN if pool.ids is None else scores_BN[:, pool.filled]
         of_BK = np.zeros(pool.filled.shape, np.float32)
         for row, entity in enumerate(entity_B.tolist()):
             begin, end = self.pairs.indptr[entity : entity + 2]
@@ -160,15 +160,15 @@ def _words(text: str) -> list[str]:
 
 def _names(entities: EntityTable) -> dict[tuple[str, ...], list[int]]:
     """The entities of each name or alias that is looked for."""
-    found: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    owners: dict[tuple[str, ...], list[int]] = defaultdict(list)
     table = entities.table
     aliases = table.column("aliases").to_pylist() if "aliases" in table.column_names else []
     for entity, name in enumerate(table.column("name").to_pylist()):
         for each in (name, *(split_cell(aliases[entity]) if aliases else ())):
             words = tuple(_words(each))
-            if len(words) <= MOST_WORDS and sum(map(len, words)) >= SHORTEST and entity not in found[words]:
-                found[words].append(entity)
-    return {words: of for words, of in found.items() if 0 < len(of) <= MOST_OF_NAME}
+            if len(words) <= MOST_WORDS and sum(map(len, words)) >= SHORTEST and entity not in owners[words]:
+                owners[words].append(entity)
+    return {words: of for words, of in owners.items() if 0 < len(of) <= MOST_OF_NAME}
 
 
 def _mentions(

@@ -40,7 +40,7 @@ OPTIONS = (
     "progress", "tracker", "holdout", "calibrate", "onnx", "skip_header",
 )  # of `kgmlm.train`, beside settings  # fmt: skip
 SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
-TOLD = 0.01  # of the training triples, of which a description names the other entity, for mentions
+COVERED = 0.01  # of the training triples, of which a description names the other entity, for mentions
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
 HEAD_STEPS = {"quick": 600, "balanced": 2000, "best": 6000, "zero-shot": 2000}  # of the bi-encoder at most
@@ -180,11 +180,11 @@ def recipe_of(
     stages: list[Stage] = []  # those that take least time come first
     if preset != PLAIN:
         stages += ["types", "rules", "linked"]
-        told = Mentions.of(graph.entities).told(graph.splits["train"]) if few else 0.0
-        if told >= TOLD:
+        covered = Mentions.of(graph.entities).coverage(graph.splits["train"]) if few else 0.0
+        if covered >= COVERED:
             stages.append("mentions")
         elif few:
-            reasons["mentions"] = f"none: descriptions name the other entity of {told:.1%} of the triples"
+            reasons["mentions"] = f"none: descriptions name the other entity of {covered:.1%} of the triples"
     if preset != PLAIN and shape.entities > LARGE:
         reasons["biencoder"] = f"none: {shape.entities:,} texts to read; `kgmlm tune --add biencoder` does"
     elif preset != PLAIN and (not scratch or settings.biencoder.encoder):

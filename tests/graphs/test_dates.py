@@ -256,3 +256,13 @@ def test_versions_of_dated_folders_are_validated_on_the_newest(tmp_path: Path) -
     assert dates["valid"].min() > dates["train"].max()
     assert graph.labeled(graph.splits["test"]) == [("e9", "r0", "e1")]
     assert made.new["test"].head == 1
+
+
+def test_false_triples_of_versions_are_said_to_be_left_out(tmp_path: Path) -> None:
+    old = chain(tmp_path / "old", "head\trelation\ttail\tdate", YEARS)
+    new = chain(tmp_path / "new", "head\trelation\ttail\tlabel", ["1"] * 13 + ["-1"])
+    with (new / "triples.tsv").open("a", encoding="utf-8") as file:
+        file.write("e9\tr0\te1\t1\n")
+    heard = Hears()
+    kgmlm.data.split(None, tmp_path / "out", versions=(old, new), progress=heard)
+    assert "1 false triple left out" in heard.text

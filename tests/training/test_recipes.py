@@ -72,6 +72,12 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     assert list(recipe.stages[: len(signals) + 1]) == [*signals, "text"], "the longest comes last"
 
 
+def test_mentions_need_descriptions_that_name_others() -> None:
+    recipe = recipe_of("quick", star(20), False)
+    assert "mentions" not in recipe.stages
+    assert "  mentions: none: descriptions name the other entity of 0.0% of the triples" in recipe.lines()
+
+
 @pytest.mark.parametrize("given", [{"training": {"epochs": 2}}, {"vector": {"enabled": True}}])
 def test_quick_trains_the_masked_lm_where_that_is_asked_for(given: dict[str, dict[str, Any]]) -> None:
     assert "text" in recipe_of("quick", star(20), False, given).stages
