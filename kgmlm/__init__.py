@@ -23,11 +23,11 @@ if TYPE_CHECKING:
         Classified,
         calibrate,
         classify,
-        measure_probabilities,
         rank_relations,
     )
     from kgmlm.prediction.complete import complete
     from kgmlm.prediction.export import export
+    from kgmlm.prediction.missing import Missing, missing
     from kgmlm.ranking.predictor import Predictor
     from kgmlm.reporting.report import report
     from kgmlm.runs.feedback import feedback
@@ -62,6 +62,7 @@ _HOMES = {
     "Comparison": "kgmlm.evaluation.compare",
     "EntityTable": "kgmlm.graphs.graph",
     "Info": "kgmlm.sharing.info",
+    "Missing": "kgmlm.prediction.missing",
     "KgmlmError": "kgmlm.core.errors",
     "KnowledgeGraph": "kgmlm.graphs.graph",
     "Predictor": "kgmlm.ranking.predictor",
@@ -79,8 +80,8 @@ _HOMES = {
     "index": "kgmlm.runs.index",
     "info": "kgmlm.sharing.info",
     "linearize": "kgmlm.data",
+    "missing": "kgmlm.prediction.missing",
     "load_graph": "kgmlm.graphs.datasets",
-    "measure_probabilities": "kgmlm.prediction.classify",
     "onnx": "kgmlm.runs.onnx",
     "embeddings": "kgmlm.sharing.embeddings",
     "similar": "kgmlm.sharing.embeddings",
@@ -102,6 +103,7 @@ __all__ = [
     "Info",
     "KgmlmError",
     "KnowledgeGraph",
+    "Missing",
     "Predictor",
     "Report",
     "Run",
@@ -121,7 +123,7 @@ __all__ = [
     "info",
     "linearize",
     "load_graph",
-    "measure_probabilities",
+    "missing",
     "onnx",
     "open_run",
     "pack",

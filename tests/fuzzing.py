@@ -51,16 +51,17 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
 from kgmlm.importing.import_graph import import_graph
-from kgmlm.prediction import calibration
-from kgmlm.prediction.calibration import SIDES, Examples, fit
+from kgmlm.prediction.calibration import Sample, fit, save_calibration
 from kgmlm.prediction.complete import complete
 from kgmlm.prediction.export import FORMATS, write_export
-from kgmlm.prediction.features import FEATURES
 from kgmlm.prediction.listing import read_list
 from kgmlm.ranking.predictor import Predictor
+from kgmlm.ranking.probability import FEATURES, SIDES, AskedTriples
 from kgmlm.ranking.retrieval import FOLDER
+from kgmlm.runs.folder import PROBABILITIES
 from kgmlm.runs.index import build_index
-from kgmlm.runs.opened import open_folder, open_retrieval, tuned_ranker
+from kgmlm.runs.opened import classifier_by, open_folder, open_retrieval, open_run_model, tuned_ranker
+from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.packs import CONTENTS, unpack
 from kgmlm.runs.tuned import MIXTURE, TunedWeights
 from kgmlm.runs.writing import checkpoints, save_signal, save_tuned
@@ -141,13 +142,18 @@ class Fuzzer:
         opened = save_signal(opened, kge)
         opened = save_tuned(opened, TunedWeights(opened.tuned.mixture.evenly("kge", 1.0)))
         rng = np.random.default_rng(0)
-        labels = np.arange(200) % 2 == 0
-        features = rng.normal(size=(200, len(SIDES), len(FEATURES))) + labels[:, None, None]
-        relations = rng.integers(0, len(opened.graph.relations), 200)
-        examples = Examples(features, relations, labels, np.ones(200), np.arange(200) % 4 < 2)
-        of = opened.scored_by
-        by = {"at": "2026-11-23T12:00:00+00:00", "valid": {"ece": 0.1, "ece_95": [0.05, 0.2]}}
-        calibration.save_calibration(opened, fit(examples, len(opened.graph.relations), of=of, by=by)[0])
+        count, relations = 200, len(opened.graph.relations)
+        labels = np.arange(count) % 2 == 0
+        features = rng.normal(size=(count, len(SIDES), len(FEATURES))) + labels[:, None, None]
+        of_relation = rng.integers(0, relations, count)
+        triples = np.stack([np.arange(count), of_relation, np.arange(count)[::-1]], 1)
+        asked = AskedTriples(features, rng.integers(0, 2, (count, 2)), of_relation)
+        chances, typed = np.full(count, 0.5), np.ones(count, np.bool_)
+        sample = Sample(triples, asked, labels, chances, chances, typed, 1.0, rng.normal(size=(relations, 3)))
+        made, figures = fit(sample, relations, 100, 1.0)
+        by = {"at": "2026-11-23T12:00:00+00:00", "valid": figures}
+        values = {"chosen_for": opened.scored_by, "chosen_by": by}
+        save_calibration(opened, made.model_copy(update=values))
         ranker = tuned_ranker(open_folder(run), "cpu")
         build_index(ranker, opened.graph).save(opened.path / FOLDER)
 
@@ -339,19 +345,20 @@ class Fuzzer:
         self._in_run(random, *names, change=changes[suffix], use=partial(self._use, index=True))
 
     def _probabilities(self, random: Random) -> None:
-        self._in_run(random, calibration.FILE, change=changed_json, use=self._judge)
+        self._in_run(random, PROBABILITIES, change=changed_json, use=self._judge)
 
     def _judge(self, run: Path) -> None:
         for lines in info(run).lines().values():
             for line in lines:
                 sentence(line)
-        found = calibration.read_calibration(open_folder(run))
-        if found is None:
+        folder = open_folder(run)
+        if folder.calibration is None:
             raise Unfair("there are no probabilities")
-        features = np.random.default_rng(0).normal(size=(9, len(SIDES), len(FEATURES)))
-        said = found.probability(features, np.arange(9) - 1)
-        if not ((said >= 0) & (said <= 1)).all():
-            raise Unfair(f"the run says {said.tolist()}")
+        opened = open_run_model(folder, RankingOptions(device="cpu").plain(), folder.graph)
+        classifier = classifier_by(opened, folder.calibration)
+        probabilities = classifier.probabilities(classifier.ask(folder.graph.splits["train"][:5]))
+        if not ((probabilities >= 0) & (probabilities <= 1)).all():
+            raise Unfair(f"the run says {probabilities.tolist()}")
 
     def _pack(self, random: Random) -> None:
         """A pack with one of its files changed, with a right checksum or not; or cut, or with other bytes."""

@@ -10,7 +10,6 @@ import typer
 
 from kgmlm.cli.common import (
     INPUT,
-    OTHER_GRAPH,
     WORKERS,
     BatchSize,
     CandidateList,
@@ -41,6 +40,7 @@ from kgmlm.cli.printing import (
     print_titled,
     tell,
 )
+from kgmlm.core.errors import counted
 
 CLASSIFY: Options = {
     "graph": option(
@@ -61,10 +61,6 @@ CLASSIFY: Options = {
         "--allow-new-relations", "Read relations that the run does not have by their names."
     ),
     "prior": (Prior, 0.5),
-    "relation_thresholds": flag(
-        "--relation-thresholds",
-        "Decide by a threshold of each relation, chosen on validation, instead of by .5.",
-    ),
     "skip_header": flag(
         "--skip-header", "Leave out the first line of the triples; with --graph, also of that folder's."
     ),
@@ -95,10 +91,11 @@ def classify(
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Say of each triple how probable it is that it is true.
+    """Say of each triple how probable it is.
 
-    Probabilities are those of `kgmlm calibrate`, which runs first where it has not yet. Triples that training
-    has are marked as known and get none.
+    The probability is that of `rank` and `complete`: the share of such triples in a further hidden set.
+    `kgmlm calibrate` fits it, and runs first where it has not yet. Beside it stands the probability in a list
+    of which half, or --prior, is true. Triples that training has are marked as known and get none.
     """
     from kgmlm.core.errors import QueryError
     from kgmlm.core.progress import Bars
@@ -118,84 +115,53 @@ def classify(
 
 CALIBRATE: Options = {
     "max_triples": option(
-        int, 1000, "A seeded sample of validation triples, or of --report; 0 is all.", min=0
+        int,
+        1000,
+        "Validation triples, and questions of each other kind, that are drawn; 0 is all.",
+        min=0,
     ),
-    "seed": option(int, 0, "Seed of the sample and the negatives.", min=0),
+    "seed": option(int, 0, "Seed of the sample.", min=0),
     "precision": (Precision, "fp32"),
     "batch_size": (BatchSize, 64),
     "device": (Device, None),
 }
-MEASURE: Options = {
-    "graph": option(
-        str | None,
-        None,
-        "With --report: of another dataset or folder, whose entities the run has never seen.",
-    ),
-    **OTHER_GRAPH,
-}
 
 
-@command(CALIBRATE, MEASURE)
+@command(CALIBRATE)
 def calibrate(
     run: RunArgument,
     lacking: Annotated[
         float,
         typer.Option(
             help="Assumed number of true triples that neither training nor validation has, per validation "
-            "triple: the size of the hidden set that probabilities refer to. 0 calls every corrupted triple "
-            "false."
+            "triple: the size of the hidden set that probabilities refer to."
         ),
     ] = 1.0,
-    report: Annotated[
-        str | None,
-        typer.Option(
-            help="Measure the probabilities on this split, such as test, with fresh negatives; nothing is "
-            "fitted.",
-            show_default=False,
-        ),
-    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Fit the probabilities of ranked answers and of given triples, on validation.
+    """Fit the probabilities of triples on validation.
 
-    Those of `rank` and of the explorer are shares: how many of such answers a further hidden set, as large as
-    validation, would have. Those of `classify` tell validation triples from as many negatives: those that the
-    dataset's valid file has, or else corrupted triples. `kgmlm tune` or further training makes both out of
-    date, and this fits them again.
+    A probability is a share: how many of such triples a further hidden set, as large as validation, would
+    have. `kgmlm tune` or further training makes probabilities out of date, and this fits them again.
     """
-    from kgmlm.core.errors import ConfigError
     from kgmlm.core.progress import Bars
-    from kgmlm.prediction.calibration import LACKING
     from kgmlm.prediction.classify import calibrate as job
-    from kgmlm.prediction.classify import measure_probabilities
 
-    of_graph = {name: given.pop(name) for name in MEASURE}
-    if report is None:
-        if any(of_graph.values()):
-            raise ConfigError("--graph and its options need --report, the split to measure on")
-        figures = job(run, lacking=lacking, progress=Bars(quiet), **given)
-        what = "validation triples"
-    else:
-        if lacking != LACKING:
-            raise ConfigError("--lacking is for fitting; --report measures probabilities that are fitted")
-        figures = measure_probabilities(run, split=report, progress=Bars(quiet), **of_graph, **given)
-        what = f"{report} triples of {figures['graph']}"
+    figures = job(run, lacking=lacking, progress=Bars(quiet), **given)
     if as_json:
         print_json(figures)
         return
-    print(
-        f"{figures['positives']:,} {what} and {figures['negatives']:,} negatives, "
-        f"at equal shares: {figures_line(figures)}"
-    )
-    for row in figures.get("lists", ()):
-        stages = f", {' and '.join(row['stages'])} included" if row["stages"] else ""
-        shares = "; ".join(
-            f"p ≥ {x['probability']:g}: {x['expected']:,.0f} expected, {x['validation']:,.0f} found"
-            for x in row["held out"][:3]
-        )
-        print(f"{row['queries']:,} ranked queries{stages}: {shares}")
+    table = plain_table("probability", "triples", "expected", "in validation", right=_COUNTS)
+    for row in figures["held out"]:
+        cells = [f"{row[key]:,.0f}" for key in ("candidates", "expected", "validation")]
+        table.add_row(cell(f"{row['probability']:.0%} or more"), *cells)
+    print_titled(f"{counted(figures['triples'], 'validation triple')}, each quarter by the others", table)
+    print(f"where half of the triples are true: {figures_line(figures['half'])}")
+
+
+_COUNTS = ("triples", "expected", "in validation")
 
 
 def figures_line(figures: dict[str, object]) -> str:
@@ -216,17 +182,10 @@ COMPLETE: Options = {
         min=0.0,
         max=1.0,
     ),
-    "lacking": option(
-        float,
-        1.0,
-        "How many true triples are in no known split, as a multiple of validation's; above 0. The more, the "
-        "higher are all probabilities.",
-        min=0.0,
-    ),
     "relations": option(
         list[str] | None,
         None,
-        "List these alone, by label or name; may be given again. Probabilities are fitted to all relations.",
+        "List these alone, by label or name; may be given again.",
     ),
     "top": option(int, 10, "Answers kept per query.", min=1),
     "typed": option(
@@ -250,13 +209,18 @@ COMPLETE: Options = {
     "report": option(
         str | None,
         None,
-        "Count how many triples of this split, not a known one, are listed, at each probability and among "
-        "the best.",
+        "Count how many triples of this split, not a known one, are listed: precision and recall at each "
+        "probability, among the best and per relation, and how diverse the best hundred are.",
         "--report",
     ),
     "explain": flag(
         "--explain",
-        "Add why: the rules that predict a triple; in runs without rules the signals that speak most for it.",
+        "Add why to each triple: a rule that is often right, else what is known of the most similar entity, "
+        "else whose description names whom.",
+    ),
+    "diverse": flag(
+        "--diverse",
+        "Order the first thousand so that no entity has more than five places in a hundred.",
     ),
     "scores": (Scores, "all"),
     "precision": (Precision, "fp32"),
@@ -280,12 +244,31 @@ COMPLETE: Options = {
 }
 
 
-@command(COMPLETE)
+ENTITY: Options = {
+    "entity": option(
+        list[str] | None,
+        None,
+        "List what this entity lacks, over all relations, and write no file; may be given again.",
+        "--entity",
+    ),
+    "k": option(int, 10, "Facts that are listed of --entity.", "-k", min=1),
+    "entities": option(
+        Path | None,
+        None,
+        "New entities that --entity may name, read by their text: a table with the columns label, name and, "
+        "if you like, description, surface and types; or an RDF file.",
+        read=True,
+    ),
+    "entity_triples": (EntityTriples, None),
+}
+
+
+@command(ENTITY, COMPLETE)
 def complete(
     run: RunArgument,
     output: Annotated[
-        Path, typer.Option(help="The file to write: .parquet, .csv or .tsv.", show_default=False)
-    ],
+        Path | None, typer.Option(help="The file to write: .parquet, .csv or .tsv.", show_default=False)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     **given: Any,
@@ -294,11 +277,26 @@ def complete(
 
     Asks each (entity, relation, side) that the types of entities suggest. Parts are kept in OUTPUT.parts: the
     same command continues where it was, and shards are joined by the command without --shard. Probabilities
-    are fitted on validation, hidden from the same queries. Reverse scoring takes no part.
+    are those of `kgmlm calibrate`, which runs first where it has not yet. Reverse scoring takes no part.
+
+    With --entity it prints the facts (x, ?, ?) and (?, ?, x) that an entity probably lacks.
     """
+    from kgmlm.core.errors import QueryError
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.complete import complete as job
 
+    about = {name: given.pop(name) for name in ENTITY}
+    if about["entity"]:
+        if output is not None or given != {name: default for name, (_, default) in COMPLETE.items()}:
+            raise QueryError("--entity goes with -k, --entities, --entity-triples and --json alone")
+        _print_missing(run, about, as_json, quiet)
+        return
+    if output is None:
+        raise QueryError(
+            "--output names the file to write; --entity lists what an entity lacks, without a file"
+        )
+    if about["entities"] is not None or about["entity_triples"] is not None:
+        raise QueryError("--entities and --entity-triples go with --entity")
     known = given["known"]
     given["known"] = None if known is None else [name.strip() for name in known.split(",")]
     given["relations"] = given["relations"] or None
@@ -309,9 +307,29 @@ def complete(
     _print(made)
 
 
-def _print(made: dict[str, Any]) -> None:
-    from kgmlm.core.errors import counted
+def _print_missing(run: Path, about: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """The facts that entities lack, for people or as JSON."""
+    from kgmlm.core.errors import QueryError
+    from kgmlm.core.progress import Bars
+    from kgmlm.prediction.missing import missing
+    from kgmlm.runs.run import open_run
 
+    opened = open_run(run)
+    if about["entities"] is not None:
+        triples = about["entity_triples"] or ()
+        opened = opened.with_entities(about["entities"], triples, progress=Bars(quiet))
+    elif about["entity_triples"] is not None:
+        raise QueryError("--entity-triples goes with --entities")
+    facts = missing(opened, about["entity"], k=about["k"], progress=Bars(quiet))
+    if as_json:
+        print_json(facts.as_json())
+        return
+    _print_best(facts.as_json())
+    if facts.stands_for:
+        tell(f"probability: {facts.stands_for}")
+
+
+def _print(made: dict[str, Any]) -> None:
     if made["queries scored"]:
         speed = made["queries scored"] / max(made["seconds"], 1e-9)
         tell(f"{made['queries scored']:,} queries in {made['seconds']:,.0f} s, {speed:,.1f} per second")
@@ -338,11 +356,7 @@ def _print(made: dict[str, Any]) -> None:
             f"the highest probability is {made['highest']:.2g}; the same command with --min-probability "
             f"{_below(made['highest']):g} lists the best, and scores nothing again"
         )
-    share = figures["true"] / max(1, figures["candidates"])
-    print(
-        f"of {figures['candidates']:,} candidates {figures['true']:,} are in validation "
-        f"({share:.2%}), which are {figures['recall']:.1%} of its triples"
-    )
+    tell(f"probability: {figures['stands for']}")
     if "report" in made:
         _print_report(made["report"])
 
@@ -378,16 +392,21 @@ def _print_best(rows: list[dict[str, Any]]) -> None:
 
 def _print_report(report: dict[str, Any]) -> None:
     title = f"in {report['split']} ({report['found']:,} of {report['triples']:,}): a lower bound"
-    figures = ("triples", "true", "precision", "expected")
+    figures = ("triples", "true", "precision", "expected", "recall")
     table = plain_table("listed", *figures, right=figures)
     rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"] if row["listed"]]
     rows += {f"best {row['listed']:,}": row for row in report["best"]}.items()
     most = sorted(report["by relation"], key=lambda row: -row["listed"])[:10]
     rows += [(row["relation_name"], row) for row in most]
     for name, row in rows:
-        shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected")]
+        shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected", "recall")]
         table.add_row(cell(name), f"{row['listed']:,}", f"{row['true']:,}", *shares)
     print_titled(title, table)
+    of = report["diversity"]
+    print(f"the best {of['listed']:,} have {of['heads']:,} heads and {of['tails']:,} tails")
+    if of["frequent"]:
+        names = ", ".join(f"{row['name']} ({row['listed']:,})" for row in of["frequent"][:5])
+        print(f"in more than a tenth of them: {names}; `--diverse` spreads these out")
 
 
 @command()

@@ -185,14 +185,14 @@ def print_predictions(
     as_json: bool,
     as_csv: bool,
     many: bool,
-    hidden: str,
+    sureness: str,
     tokens: bool = False,
 ) -> None:
     """Ranked candidates for people, as JSON lines or as CSV.
 
     Args:
         many: add the query to each line of JSON and CSV.
-        hidden: how large the hidden set is that probabilities are of.
+        sureness: what probabilities stand for, as a sentence.
         tokens: with explanations, each token's log-likelihood.
     """
     if as_json or as_csv:
@@ -213,9 +213,9 @@ def print_predictions(
         tell("no tokens: no masked LM was trained, so no name was read token by token")
     of_all = [p for found in results for p in found]
     if any(p.probability is not None for p in of_all):
-        tell(f"probability: the share of such answers in a further hidden set {hidden}")
-    if hidden and any(not p.checked for p in of_all):
-        tell("no probability for entities without training triples: validation cannot check them")
+        tell(f"probability: {sureness}")
+    if any(not p.checked for p in of_all):
+        tell("no probability for entities without training triples: validation has too few of these")
 
 
 def _predictions_as_data(
@@ -398,38 +398,44 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
         from kgmlm.core.tables import CsvFile
 
         names = ("head_name", "relation_name", "tail_name")
-        fields = ["head", "relation", "tail", "probability", "true", "known", *labeled, *names]
+        sure = ("probability", "probability_if_half_true")
+        fields = ["head", "relation", "tail", *sure, "true", "known", *labeled, *names]
         writer = csv.DictWriter(CsvFile(sys.stdout), fields, extrasaction="ignore")
         writer.writeheader()
         for row in rows:
-            probability = "" if row["known"] else f"{row['probability']:.6f}"
-            words = {name: str(row[name]).lower() for name in ("true", "known")}
+            words = {name: "" if row[name] is None else f"{row[name]:.6f}" for name in sure}
+            words |= {name: str(row[name]).lower() for name in ("true", "known")}
             words |= {name: str(int(row[name])) for name in labeled}  # as files of triples have it
-            writer.writerow(row | words | {"probability": probability})
+            writer.writerow(row | words)
         return
 
     def answer(yes: bool) -> Text:
         return cell("yes", YES) if yes else cell("no", NO)
 
-    columns = ("head", "relation", "tail", "probability", "true", *labeled)
-    table = plain_table(*columns, right=("probability",))
+    numbers = ("probability", f"if {percent(found.prior)} are true")
+    columns = ("head", "relation", "tail", *numbers, "true", *labeled)
+    table = plain_table(*columns, right=numbers)
     for row in rows:
-        sure = cell("known", KNOWN) if row["known"] else cell(percent(row["probability"]))
+        number = (row["probability"], row["probability_if_half_true"])
+        shown = [cell("known", KNOWN), cell("")] if row["known"] else [cell(percent(x)) for x in number]
         ends = [cell(row[f"{end}_name"]) for end in ("head", "relation", "tail")]
         label = [answer(row["label"])] if labeled else []
-        table.add_row(*ends, sure, answer(row["true"]), *label)
-    print_titled(f"where {found.prior:.4g} of the triples that are asked about are true", table)
+        table.add_row(*ends, *shown, answer(row["true"]), *label)
+    print_titled("triples", table)
     for row in rows if explain else ():
         if parts := row.get("parts"):
             print_lines({"": [" ".join(row[f"{end}_name"] for end in ("head", "relation", "tail"))]})
             told = {
                 f"as {side}": [
                     f"{of['adds']:+.2f}: rank {of['rank']:g}, softmax {of['softmax']:.3f}, "
-                    f"margin {of['margin']:+.2f}"
+                    f"margin {of['margin']:+.2f}, question {of['state']}"
                 ]
                 for side, of in parts.items()
                 if side in ("tail", "head")
             }
             print_lines(told | {"relation": [f"{parts['relation']['adds']:+.2f}"]}, indent="    ")
+    if not rows:
+        return
+    tell(f"probability: {found.calibration.stands_for(found.graph.validation)}")
     if explain:
-        tell("the numbers are log odds: their sum, calibrated, is the probability")
+        tell("the numbers add up to the log odds that the triple is true, known or not")

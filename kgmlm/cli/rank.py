@@ -129,10 +129,9 @@ def rank(
         else:
             one = opened.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
             found = [best for _, best in one]
-    lists = opened.lists
     print_predictions(
         opened.graph, asked, found, as_json=as_json, as_csv=as_csv, many=many,
-        hidden=lists.hidden if lists else "", tokens=tokens,
+        sureness=opened.sureness, tokens=tokens,
     )  # fmt: skip
 
 

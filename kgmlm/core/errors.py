@@ -7,7 +7,8 @@ Errors that a user can cause and mend (each is one sentence; the CLI exits with 
     ├── ConfigError     a setting is unknown, or its value is not allowed
     ├── ModelError      a model or a tokenizer cannot be used
     ├── RunError        a run folder is missing, incomplete or in the way
-    │   └── NoRulesError    a graph, or a file, has no rules
+    │   ├── NoRulesError          a graph, or a file, has no rules
+    │   └── NoProbabilitiesError  none are fitted to what a run is now, or none can be
     └── QueryError      an entity or a relation is unknown or ambiguous
 """
 
@@ -68,6 +69,10 @@ class RunError(KgmlmError):
 
 class NoRulesError(RunError):
     """A graph, or a file, has no rules."""
+
+
+class NoProbabilitiesError(RunError):
+    """No probabilities are fitted to what a run is now, or validation has too few triples to fit any."""
 
 
 class QueryError(KgmlmError):

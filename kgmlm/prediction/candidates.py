@@ -1,9 +1,7 @@
 """The parts of completing a graph: which queries are asked, their best candidates, files of parts.
 
 Parts may be done in any order, by any number of processes, and on several machines whose folders are put
-together afterwards. Two sets of candidates come from the same scores. *Open* ones are in no known triple:
-they may be listed. *Hidden* ones are in no training triple: validation triples are among them, so the true
-ones can be counted.
+together afterwards.
 
 Shapes: B queries, N entities, n candidates, K candidates of a query, F features of a side.
 """
@@ -14,22 +12,19 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from kgmlm.core import files
-from kgmlm.core.arrays import BoolArray, Floats, IntArray, top
+from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray, top
 from kgmlm.core.errors import ConfigError, DataError, RunError
 from kgmlm.graphs.queries import FilterIndex, Queries, both_sides
-from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import FEATURES, compared, temperature_of
-from kgmlm.ranking.ranker import Ranker, Scorer
-from kgmlm.ranking.trees import Trees
+from kgmlm.ranking.probability import FEATURES, compared, competing, temperature_of
+from kgmlm.ranking.ranker import Scorer
 
 
 def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries:
@@ -190,15 +185,6 @@ class Parts:
                 table = files.read_parquet(self.path(number))
             yield table
 
-    def columns(self) -> list[str]:
-        """The names of the columns, as the first part has them.
-
-        Raises:
-            DataError: when it is missing or damaged.
-        """
-        with self._reading(0):
-            return list(pq.read_schema(self.path(0)).names)
-
     @contextmanager
     def _reading(self, number: int) -> Iterator[None]:
         try:
@@ -209,16 +195,6 @@ class Parts:
             raise DataError(
                 f"{self.path(number)} is damaged; remove it, and the same command makes it again"
             ) from None
-
-    def rows(self) -> int:
-        """Return how many rows all parts have together; those that cannot be read have none."""
-        total = 0
-        for number in range(self.count):
-            try:
-                total += int(pq.read_metadata(self.path(number)).num_rows)
-            except (OSError, pa.ArrowException):
-                continue
-        return total
 
 
 def _is_free(folder: Path) -> bool:
@@ -233,13 +209,11 @@ class Completer:
     """Finds the best candidates of queries.
 
     Attributes:
-        scorer: a run's ranker, or another scorer; of second stages trees take part.
+        scorer: a run's ranker, or another scorer.
         train: what training triples give.
         known: what is never listed; training triples are among it.
         top: K, of each query.
         batch_size: queries per forward pass.
-        given_back: what scores open candidates where held-out triples are given back to training; None is
-            ``scorer``. Hidden ones are always scored without them.
     """
 
     scorer: Scorer
@@ -247,111 +221,40 @@ class Completer:
     known: FilterIndex
     top: int
     batch_size: int = 64
-    given_back: Ranker | None = None
-
-    @property
-    def signals(self) -> tuple[str, ...]:
-        """The signals that a score is added up of, where that is known."""
-        if not isinstance(self.scorer, Ranker):
-            return ()
-        return tuple(name for name in self.scorer.mixture.signals if name in self.scorer.signals)
-
-    def schema(self) -> pa.Schema:
-        """The schema of a part: ids, side, which of the two sets, features, what each signal adds."""
-        return pa.schema(
-            [(name, pa.int32()) for name in ("head", "relation", "tail")]
-            + [(name, pa.bool_()) for name in ("of_tail", "hidden", "open")]
-            + [(name, pa.float32()) for name in (*FEATURES, *self.signals)]
-        )
 
     def part(self, queries: Queries, advance: Callable[[int], None] = lambda n: None) -> pa.Table:
-        """The candidates of some queries, by query, then by score, then by id.
-
-        Where held-out triples are given back, hidden candidates of a relation go before its open ones.
-        """
-        if self.given_back is not None:
-            hidden = replace(self, given_back=None).part(queries)
-            open = replace(self, scorer=self.given_back, given_back=None).part(queries, advance)
-            both = pa.concat_tables([_only(hidden, "hidden", "open"), _only(open, "open", "hidden")])
-            return both.take(pa.array(np.argsort(both.column("relation").to_numpy(), kind="stable")))
-        found = [
-            (rows, self._chosen(queries[rows], scores_bN, added))
-            for rows, scores_bN, added in self._scored(queries, advance)
+        """The candidates of some queries, by query, then by score, then by id."""
+        columns = [
+            self._chosen(rows, queries[rows], scores_bN)
+            for rows, scores_bN in self.scorer.rank(queries, batch_size=self.batch_size, advance=advance)
         ]
-        schema = self.schema()
-        if not found:
-            return schema.empty_table()
-        at = np.concatenate([rows[columns["row"]] for rows, columns in found])
-        merged = {k: np.concatenate([columns[k] for _, columns in found]) for k in found[0][1]}
-        order = np.lexsort([merged["id"], -merged["score"], at])
-        at = at[order]
-        merged = {name: values[order] for name, values in merged.items()}
-        asked = queries[at]
-        ends = (merged["id"], asked.entity_B)
-        merged |= {
-            "head": np.where(asked.tail_B, *ends[::-1]),
-            "relation": asked.relation_B,
-            "tail": np.where(asked.tail_B, *ends),
-            "of_tail": asked.tail_B,
-        }
-        return pa.table([pa.array(merged[f.name], f.type, safe=False) for f in schema], schema=schema)
-
-    def _scored(
-        self, queries: Queries, advance: Callable[[int], None]
-    ) -> Iterator[tuple[IntArray, Floats, Mapping[str, Floats]]]:
-        """(rows, scores, what each signal adds to them), batch by batch."""
-        if not isinstance(self.scorer, Ranker):
-            for rows, scores_bN in self.scorer.rank(queries, batch_size=self.batch_size, advance=advance):
-                yield rows, scores_bN, {}
-            return
-        ranker = self.scorer
-        trees = ranker.stages.get(Trees.name)
-        trees = trees.of_unseen() if isinstance(trees, Trees) else None
-        for rows, first in ranker.first_stage(queries, None, self.batch_size, advance):
-            added = {
-                name: ranker.mixture.of(name, first.queries)[:, None] * scores_bN
-                for name, scores_bN in first.signal_scores.items()
-            }
-            if trees is not None:
-                first = trees.reranked(ranker, first, self.batch_size)
-            yield rows, first.scores_BN, added
+        if not columns:
+            return SCHEMA.empty_table()
+        row, ids, features = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+        order = np.lexsort([ids, -features[:, FEATURES.index("score")], row])
+        asked, features = queries[row[order]], features[order]
+        head, relation, tail = asked.triples(ids[order]).T
+        values = [head, relation, tail, asked.tail_B, *features.T]
+        return pa.table(
+            [pa.array(x, f.type, safe=False) for x, f in zip(values, SCHEMA, strict=True)], schema=SCHEMA
+        )
 
     def _chosen(
-        self, queries: Queries, scores_BN: Floats, added: Mapping[str, Floats]
-    ) -> dict[str, np.ndarray]:
-        """The candidates of a batch as columns; ``row`` is the query of each."""
-        others_BN = np.where(scores_BN <= MISSED, np.float32(-np.inf), scores_BN)  # that it is compared with
-        others_BN[self.train.lookup(queries)] = -np.inf
-        open_BN = others_BN.copy()
-        open_BN[self.known.lookup(queries)] = -np.inf
-        sets = [[_best(row_N, self.top) for row_N in values_BN] for values_BN in (others_BN, open_BN)]
-        rows, ids = [], []
-        for row, (hidden, open) in enumerate(zip(*sets, strict=True)):
-            either = list(dict.fromkeys([*hidden, *open]))
-            ids += either
-            rows += [row] * len(either)
-        members = [{(row, i) for row, of_row in enumerate(found) for i in of_row} for found in sets]
-        pairs = list(zip(rows, ids, strict=True))
-        row_n, id_n = np.array(rows, np.int64), np.array(ids, np.int64)
-        columns = {
-            "row": row_n,
-            "id": id_n,
-            "hidden": np.array([pair in members[0] for pair in pairs], np.bool_),
-            "open": np.array([pair in members[1] for pair in pairs], np.bool_),
-        }
-        found = compared(scores_BN, others_BN, row_n, id_n, temperature_of(self.scorer))
-        found["log_rank"] = np.log(found.pop("rank"))
-        columns |= {name: found[name] for name in FEATURES}
-        return columns | {name: added_BN[row_n, id_n] for name, added_BN in added.items()}
+        self, rows: IntArray, queries: Queries, scores_bN: Floats
+    ) -> tuple[IntArray, IntArray, FloatArray]:
+        """The candidates of a batch: of which query each is, its id and features."""
+        scores_bN, others_bN = competing(scores_bN, self.train.lookup(queries))
+        open_bN = others_bN.copy()
+        open_bN[self.known.lookup(queries)] = -np.inf
+        best = [[i for i in top(row_N, self.top) if np.isfinite(row_N[i])] for row_N in open_bN]
+        row = np.repeat(np.arange(len(best)), [len(of_query) for of_query in best])
+        ids = np.array([i for of_query in best for i in of_query], np.int64)
+        return rows[row], ids, compared(scores_bN, others_bN, row, ids, temperature_of(self.scorer))
 
 
-def _only(part: pa.Table, kept: str, left: str) -> pa.Table:
-    """The rows of one of the two sets, which are none of the other."""
-    rows = part.filter(part.column(kept))
-    none = pa.array(np.zeros(len(rows), np.bool_))
-    return rows.set_column(rows.column_names.index(left), left, none)
-
-
-def _best(scores_N: Floats, k: int) -> list[int]:
-    """The k best of those that may be chosen."""
-    return [i for i in top(scores_N, k) if np.isfinite(scores_N[i])]
+# The columns of a part: ids, the side that is asked for, and the features of the candidate there.
+SCHEMA = pa.schema(
+    [(name, pa.int32()) for name in ("head", "relation", "tail")]
+    + [("of_tail", pa.bool_())]
+    + [(name, pa.float32()) for name in FEATURES]
+)

@@ -1,6 +1,6 @@
 """Triple classification: how probable triples, or the relations of a pair, are.
 
-Shapes: n triples, F features of a side.
+Shapes: n triples.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
-from kgmlm.core.errors import ConfigError, QueryError, check_numbers, check_whole
+from kgmlm.core.errors import ConfigError, NoProbabilitiesError, QueryError, check_numbers, check_whole
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome, Result
@@ -25,14 +25,19 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_triples
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
-from kgmlm.prediction.calibration import LACKING, SIDES, TRIPLES, Calibration
-from kgmlm.prediction.features import FEATURES, features
-from kgmlm.ranking.likely import temperature_of
-from kgmlm.ranking.ranker import Ranker
+from kgmlm.prediction.calibration import LACKING, TRIPLES
+from kgmlm.ranking.probability import (
+    FEATURES,
+    SIDES,
+    STATES,
+    AskedTriples,
+    Calibration,
+    TripleClassifier,
+)
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.opened import open_folder, open_ranker
-from kgmlm.runs.options import ComputeKeywords, RankingOptions
+from kgmlm.runs.opened import answering, classifier_by, open_folder, open_run_model
+from kgmlm.runs.options import ComputeKeywords, Precision, RankingOptions
 from kgmlm.runs.run import Run, open_run, path_of, writes_run
 
 if TYPE_CHECKING:
@@ -50,25 +55,30 @@ class Classified(Result):
         triples: ``(n, 3)``.
         known: ``(n,)`` which of them training has: they are true, and what the run says of them proves
             nothing.
-        features: ``(n, 2, F)``, not a number for known ones.
-        relations: ``(n,)`` ids of relations in the calibration, -1 for new ones.
-        probabilities: ``(n,)``, not a number for known ones.
-        decided: ``(n,)`` which of them are called true.
+        asked: what the run says of each, from both sides; not a number for known ones.
+        probabilities: ``(n,)`` the share of such triples in a further hidden set; not a number for known
+            ones, nor for new entities where validation had too few of these.
+        if_half_true: ``(n,)`` the same in a list of which half, or ``prior``, is true.
         labels: ``(n,)`` which of them a file says are true; None without such a file.
-        prior: the share of true triples that was assumed.
+        prior: the share of true triples in the list.
         calibration: the fitted model that gives the probabilities.
     """
 
     graph: KnowledgeGraph
     triples: IntArray
     known: BoolArray
-    features: FloatArray
-    relations: IntArray
+    asked: AskedTriples
     probabilities: FloatArray
-    decided: BoolArray
+    if_half_true: FloatArray
     labels: BoolArray | None
     prior: float
     calibration: Calibration
+
+    @property
+    def decided(self) -> BoolArray:
+        """Return which triples are called true: known ones, and those with .5 or more in such a list."""
+        decided: BoolArray = self.known | (self.if_half_true >= 0.5)
+        return decided
 
     def __len__(self) -> int:
         return len(self.triples)
@@ -77,48 +87,53 @@ class Classified(Result):
         return f"<{len(self):,} triples classified, {int(self.decided.sum()):,} of them as true>"
 
     def __getitem__(self, rows: IntArray) -> Classified:
-        arrays: dict[str, Any] = {
-            key: value for key, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
-        return replace(self, **{key: value[rows] for key, value in arrays.items()})
+        parts = ("triples", "known", "asked", "probabilities", "if_half_true")
+        labels = None if self.labels is None else self.labels[rows]
+        return replace(self, **{name: getattr(self, name)[rows] for name in parts}, labels=labels)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per triple: names, ``probability``, ``true`` (what is decided), ``known``, ``label`` where a
-        file had one, and labels.
+        """A row per triple: names, ``probability``, ``probability_if_half_true``, ``true`` (what is decided),
+        ``known``, ``label`` where a file had one, and labels.
         """
         import pandas as pd
 
         names = pd.DataFrame(self.graph.named(self.triples), columns=[f"{end}_name" for end in ENDS])
-        table = names.assign(probability=self.probabilities, true=self.decided, known=self.known)
+        table = names.assign(
+            probability=self.probabilities,
+            probability_if_half_true=self.if_half_true,
+            true=self.decided,
+            known=self.known,
+        )
         if self.labels is not None:
             table["label"] = self.labels
         return table.join(pd.DataFrame(self.graph.labeled(self.triples), columns=list(ENDS)))
 
     def explained(self) -> list[dict[str, Any] | None]:
-        """The parts of each probability, None for known triples: for each side its features and what they
-        add to the log odds; what is added for the relation, and in all before it is calibrated.
+        """The parts of each probability, None for known triples: for each side its score, rank, margin and
+        softmax, its state, and what it adds to the log odds of being true; and what is added for the relation
+        and both states.
         """
-        model = self.calibration.model
-        adds = model.parts(self.features.reshape(len(self), -1)).reshape(self.features.shape)
-        offsets = model.offset(self.relations)
-        found: list[dict[str, Any] | None] = []
+        intercepts, added = self.calibration.regression.parts(self.asked)
+        adds = added.reshape(self.asked.features.shape).sum(2)
+        explained: list[dict[str, Any] | None] = []
         for n in range(len(self)):
             if self.known[n]:
-                found.append(None)
+                explained.append(None)
                 continue
-            sides = {
-                side: {
-                    "score": float(self.features[n, i, FEATURES.index("score")]),
-                    "rank": float(1 / self.features[n, i, FEATURES.index("reciprocal_rank")]),
-                    "margin": float(self.features[n, i, FEATURES.index("margin")]),
-                    "softmax": float(np.exp(self.features[n, i, FEATURES.index("log_softmax")])),
-                    "adds": float(adds[n, i].sum()),
+            sides = {}
+            for i, side in enumerate(SIDES):
+                values = dict(zip(FEATURES, self.asked.features[n, i].tolist(), strict=True))
+                sides[side] = {
+                    "score": values["score"],
+                    "rank": 1 / values["reciprocal_rank"],
+                    "margin": values["margin"],
+                    "softmax": float(np.exp(values["log_softmax"])),
+                    "state": STATES[self.asked.states[n, i]],
+                    "adds": float(adds[n, i]),
                 }
-                for i, side in enumerate(SIDES)
-            }
-            sums = model.intercept + adds[n].sum() + offsets[n]
-            found.append({**sides, "relation": {"adds": float(offsets[n])}, "sum": float(sums)})
-        return found
+            log_odds = float(intercepts[n] + adds[n].sum())
+            explained.append({**sides, "relation": {"adds": float(intercepts[n])}, "log_odds": log_odds})
+        return explained
 
     def as_json(self, explain: bool = False) -> list[dict[str, Any]]:
         """The objects that ``kgmlm classify --json`` prints."""
@@ -131,7 +146,8 @@ class Classified(Result):
                 "head": head,
                 "relation": relation,
                 "tail": tail,
-                "probability": None if known else float(self.probabilities[n]),
+                "probability": _number(self.probabilities[n]),
+                "probability_if_half_true": _number(self.if_half_true[n]),
                 "true": bool(self.decided[n]),
                 "known": known,
                 "head_name": names[n][0],
@@ -154,86 +170,48 @@ class Classified(Result):
 
         new = ~self.known
         labels = self.labels[new]
-        found = measured(labels, self.probabilities[new], np.ones(len(labels)))
+        found = measured(labels, self.if_half_true[new], np.ones(len(labels)))
         return found | {
             "accuracy": float((self.decided[new] == labels).mean()),
             "known": int(self.known.sum()),
         }
 
 
+def _number(value: float) -> float | None:
+    """A number, or None for what is none."""
+    return None if value != value else float(value)
+
+
 def judged(
-    calibration: Calibration,
-    ranker: Ranker,
+    classifier: TripleClassifier,
     graph: KnowledgeGraph,
-    asked: Sequence[tuple[IntArray, float, bool]],
+    lists: Sequence[tuple[IntArray, float]],
     *,
+    learned: BoolArray | None = None,
     batch_size: int = 64,
     advance: Callable[[int, int], None] = lambda n, total: None,
 ) -> list[Classified]:
     """The probabilities of several lists of triples at once; they share forward passes.
 
     Args:
-        ranker: the run's first stage over the graph, as it was when the calibration was fitted.
-        asked: of each list the triples ``(n, 3)``, the prior, and whether relations have thresholds.
+        graph: the classifier's.
+        lists: of each the triples ``(n, 3)`` and the prior.
+        learned: which of all the triples the run has learned on another graph.
     """
-    ids = np.concatenate([np.zeros((0, 3), np.int64), *(triples for triples, _, _ in asked)])
-    known, features = features_of(ranker, graph, ids, batch_size, advance)
-    ends = np.cumsum([len(triples) for triples, _, _ in asked]).tolist()
-    parts = [slice(end - len(triples), end) for end, (triples, _, _) in zip(ends, asked, strict=True)]
-    return [
-        as_classified(calibration, graph, triples, known[rows], features[rows], prior, by_relation)
-        for rows, (triples, prior, by_relation) in zip(parts, asked, strict=True)
-    ]
-
-
-def as_classified(
-    calibration: Calibration,
-    graph: KnowledgeGraph,
-    ids: IntArray,
-    known: BoolArray,
-    features: FloatArray,
-    prior: float,
-    relation_thresholds: bool = False,
-    labels: BoolArray | None = None,
-    numbers: IntArray | None = None,
-) -> Classified:
-    """Features to probabilities, and what is decided.
-
-    Args:
-        numbers: the id of each relation of the graph in the calibration, or -1; None: ids are the same.
-    """
-    relations = ids[:, 1] if numbers is None else numbers[ids[:, 1]]
-    relations = np.where(relations < len(calibration.thresholds), relations, -1)
-    probabilities = np.full(len(ids), np.nan)
+    ids = np.concatenate([np.zeros((0, 3), np.int64), *(triples for triples, _ in lists)])
+    known = classifier.ranker.context.answers.has(ids)
+    known = known if learned is None else known | learned
+    asked = AskedTriples.unasked(len(ids))
     if not known.all():
-        probabilities[~known] = calibration.probability(features[~known], relations[~known], prior=prior)
-    decided = known | calibration.decided(probabilities, relations, relation_thresholds)
-    return Classified(
-        graph, ids, known, features, relations, probabilities, decided, labels, prior, calibration
-    )
-
-
-def features_of(
-    ranker: Ranker,
-    graph: KnowledgeGraph,
-    triples: IntArray,
-    batch_size: int = 64,
-    advance: Callable[[int, int], None] = lambda n, total: None,
-) -> tuple[BoolArray, FloatArray]:
-    """Return which triples training has, and the features of the others."""
-    answers = graph.context.answers
-    known = answers.has(triples)
-    found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
-    if not known.all():
-        found[~known] = features(
-            ranker,
-            triples[~known],
-            answers,
-            temperature=temperature_of(ranker),
-            batch_size=batch_size,
-            advance=advance,
-        )
-    return known, found
+        asked = asked.replaced(~known, classifier.ask(ids[~known], batch_size, advance))
+    ends = np.cumsum([len(triples) for triples, _ in lists]).tolist()
+    made, calibration = [], classifier.calibration
+    for end, (triples, prior) in zip(ends, lists, strict=True):
+        rows = np.arange(end - len(triples), end)
+        own = asked[rows]
+        sure, in_list = classifier.probabilities(own), classifier.in_list(own, prior)
+        made.append(Classified(graph, triples, known[rows], own, sure, in_list, None, prior, calibration))
+    return made
 
 
 @writes_run
@@ -243,114 +221,40 @@ def calibrate(
     max_triples: int = TRIPLES,
     lacking: float = LACKING,
     seed: int = 0,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     batch_size: int = 64,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
 ) -> Outcome:
-    """Fit probabilities to a run's scores on validation, and keep them with the run.
-
-    Two kinds: that a given triple is true, where as many are true as false (:func:`classify`); and that a
-    candidate of a ranked list is found in a further hidden set (:meth:`Run.rank <kgmlm.Run.rank>` and the
-    explorer), with the second stages of the run and without.
+    """Fit the probabilities of triples to validation, and keep them with the run.
 
     Args:
-        max_triples: a seeded sample of validation triples, and of queries that validation answers; 0 is all
-            triples and 10,000 queries.
+        max_triples: a seeded sample of validation triples, and so many queries of each kind that validation
+            does not answer; 0 is all.
         lacking: how many true triples neither training nor validation has, per validation triple: the hidden
-            set of which the probabilities of ranked answers are shares. 0 calls every corrupted triple false,
-            and gives ranked answers none.
-        seed: of the sample, and of the negatives.
+            set of which a probability is the share.
+        seed: of the sample.
 
     Returns:
-        The figures on validation, as of :func:`~kgmlm.evaluation.metrics.measured`, by two-fold
-        cross-fitting; and ``lists``, of each way of ranking how many answers were expected and found, by
-        four-fold cross-fitting.
+        The figures on validation, each quarter by what was fitted to the others: under ``held out`` how many
+        triples were expected and are there from each probability on; under ``half`` the figures of
+        :func:`~kgmlm.evaluation.metrics.measured` where half of the triples are true.
 
     Raises:
         RunError: when there are too few validation triples.
     """
     check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
-    if not 0 <= lacking < float("inf"):
-        raise ConfigError(f"--lacking is a number from 0 on, not {lacking:g}")
+    if not 0 < lacking < float("inf"):
+        raise ConfigError(f"--lacking is a number above 0, not {lacking:g}")
     folder = open_folder(path_of(run))
-    watch = watcher_of(progress)
     from kgmlm.prediction.calibration import fitted, save_calibration
 
-    found, figures = fitted(
+    made = fitted(
         folder, most=max_triples, lacking=lacking, seed=seed, precision=precision,
-        batch_size=batch_size, device=device, watch=watch,
+        batch_size=batch_size, device=device, watch=watcher_of(progress),
     )  # fmt: skip
-    save_calibration(folder, found)
-    return Outcome({**figures, "lists": [{"stages": list(x.stages), **x.valid} for x in found.lists]})
-
-
-def measure_probabilities(
-    run: Run | str | Path,
-    *,
-    split: str = "test",
-    graph: Dataset | None = None,
-    allow_seen_entities: bool = False,
-    allow_new_relations: bool = False,
-    skip_header: bool = False,
-    max_triples: int = TRIPLES,
-    seed: int = 0,
-    precision: Literal["fp32", "bf16"] = "fp32",
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
-    """Measure a run's probabilities on triples that they were not fitted to.
-
-    Measures what :func:`calibrate` has kept, and runs it first if needed.
-
-    Args:
-        split: the split to measure on, with fresh negatives.
-        graph: another dataset or folder, whose entities the run has never seen; its training triples are
-            context, and it is refused as :func:`~kgmlm.evaluate` refuses it.
-        allow_seen_entities, allow_new_relations: lift checks of ``graph``.
-        skip_header: leave out the first line of each of the graph's files of triples.
-        max_triples: a seeded sample of the split; 0 is all.
-
-    Returns:
-        The figures, as of :func:`kgmlm.evaluation.metrics.measured`, with ``graph`` and ``split``.
-
-    Raises:
-        ConfigError: for options that do not go together, and for the split that was fitted to.
-        DataError: when the graph has no such split, or the run knows its answers.
-    """
-    check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
-    if graph is None and (allow_seen_entities or allow_new_relations or skip_header):
-        raise ConfigError("--allow-seen-entities, --allow-new-relations and --skip-header go with --graph")
-    if graph is None and split in ("train", "valid"):
-        raise ConfigError(
-            f"probabilities are fitted to validation, so {split} says nothing of them; name test"
-        )
-    folder = open_folder(path_of(run))
-    watch = watcher_of(progress)
-    allowed = {"allow_seen_entities": allow_seen_entities, "allow_new_relations": allow_new_relations}
-    asked = folder.graph
-    if graph is not None:
-        from kgmlm.core.config import Protocol
-        from kgmlm.evaluation.evaluate import scope_of
-
-        other, protocol = (
-            load_graph(graph, skip_header=skip_header),
-            Protocol(split=split, candidates="graph"),
-        )
-        asked = scope_of(folder, asked, other, protocol, allowed, watch)[0].graph
-    asked.triples(split)  # is there, or this says so before the heavy work
-    calibration = _calibration(folder, precision, batch_size, device, watch)
-    from kgmlm.prediction.calibration import measured_on
-
-    options = RankingOptions(rerank=0, retrieve=0, device=device, precision=precision, runtime="torch")
-    with watch:
-        ranker = _ranker(folder, options, asked, batch_size, watch)
-        found = measured_on(
-            calibration, ranker, asked, split, _numbers(folder.graph, asked),
-            most=max_triples, seed=seed, batch_size=batch_size, advance=watch,
-        )  # fmt: skip
-    return Outcome(found)
+    save_calibration(folder, made)
+    return Outcome(made.chosen_by["valid"])
 
 
 def classify(
@@ -362,7 +266,6 @@ def classify(
     entity_triples: Triples | str | Path = (),
     allow_new_relations: bool = False,
     prior: float = 0.5,
-    relation_thresholds: bool = False,
     skip_header: bool = False,
     batch_size: int = 64,
     progress: bool | Watcher | Advance = True,
@@ -370,7 +273,8 @@ def classify(
 ) -> Classified:
     """The probability that triples are true.
 
-    Uses the run's scores from both sides, without second stages; runs :func:`calibrate` first if needed.
+    Each is asked for from both sides, by the first stage and by trees where these are the only second stage.
+    :func:`calibrate` runs first if needed.
 
     Args:
         triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them without a
@@ -380,8 +284,7 @@ def classify(
         entities, entity_triples: further entities that triples may have, and what is known of them, as of
             :meth:`kgmlm.runs.run.Run.with_entities`.
         allow_new_relations: read relations that the run does not have from their names.
-        prior: the share of true triples among those that are asked about.
-        relation_thresholds: decide by a threshold of each relation, chosen on validation, instead of by .5.
+        prior: the share of true triples in the list, for ``probability_if_half_true`` and the decision.
         skip_header: leave out the first line of the file.
         keywords: ``precision``, ``device`` and ``runtime``, as of
             :class:`~kgmlm.runs.options.RankingOptions`; by default as the run was opened, in fp32.
@@ -403,16 +306,18 @@ def classify(
     elif isinstance(entity_triples, str | Path) or len(labeled_triples(entity_triples)):
         raise ConfigError("--entity-triples goes with --entities")
     asked, ids = _resolved(opened, given, allow_new_relations)
-    numbers = _numbers(folder.graph, asked)
     if not allow_new_relations:
-        _check_relations(asked, ids, numbers, given)
-    options = _options(opened, **keywords)
-    calibration = _calibration(folder, options.precision, batch_size, keywords.get("device"), watch)
-    learned = np.zeros(len(ids), np.bool_) if graph is None else _learned(folder.graph, asked, ids)
-    known, features = _features(folder, options, asked, ids, batch_size, watch, learned)
-    return as_classified(
-        calibration, asked, ids, known, features, prior, relation_thresholds, given.true, numbers
-    )
+        _check_relations(folder.graph, asked, ids, given)
+    learned = None if graph is None else _learned(folder.graph, asked, ids)
+    options = opened.options.plain().given(**keywords)
+    asked = asked if graph is not None else answering(folder, asked)
+    classifier = classifier_for(folder, options, asked, batch_size, watch)
+    with watch:
+        (found,) = judged(
+            classifier, asked, [(ids, prior)], learned=learned, batch_size=batch_size,
+            advance=partial(watch, "classifying"),
+        )  # fmt: skip
+    return replace(found, labels=given.true)
 
 
 def _other(graph: Dataset, skip_header: bool) -> KnowledgeGraph:
@@ -421,19 +326,17 @@ def _other(graph: Dataset, skip_header: bool) -> KnowledgeGraph:
     return load_graph(graph, skip_header=skip_header and is_file)
 
 
-def _numbers(trained: KnowledgeGraph, graph: KnowledgeGraph) -> IntArray:
-    """The number that each relation of a graph has in a run's graph; -1 where it has none."""
-    return np.array([trained.relations.index.get(r.label, -1) for r in graph.relations], np.int64)
-
-
-def _check_relations(graph: KnowledgeGraph, ids: IntArray, numbers: IntArray, given: GivenTriples) -> None:
+def _check_relations(
+    trained: KnowledgeGraph, graph: KnowledgeGraph, ids: IntArray, given: GivenTriples
+) -> None:
     """Refuse triples of a relation that the run was not trained on."""
-    if (unknown := np.flatnonzero(numbers[ids[:, 1]] < 0)).size:
-        relation = graph.relations[int(ids[unknown[0], 1])].label
-        raise QueryError(
-            f"{given.where}{given.start + int(unknown[0])}: the run was not trained on the relation "
-            f"'{relation}'; --allow-new-relations reads it from its name"
-        )
+    for n, relation in enumerate(ids[:, 1].tolist()):
+        label = graph.relations[relation].label
+        if label not in trained.relations.index:
+            raise QueryError(
+                f"{given.where}{given.start + n}: the run was not trained on the relation '{label}'; "
+                "--allow-new-relations reads it from its name"
+            )
 
 
 def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
@@ -451,7 +354,7 @@ def rank_relations(
     k: int = 10,
     novel: bool = False,
     prior: float = 0.5,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Precision = "fp32",
     batch_size: int = 64,
     device: str | None = None,
     progress: bool | Watcher | Advance = True,
@@ -477,76 +380,53 @@ def rank_relations(
     if novel:
         ids = ids[~graph.filter_index.has(ids)]
     watch = watcher_of(progress)
-    calibration = _calibration(opened.folder, precision, batch_size, device, watch)
-    options = _options(opened, precision=precision, device=device)
-    known, features = _features(opened.folder, options, graph, ids, batch_size, watch)
-    found = as_classified(calibration, graph, ids, known, features, prior)
-    return found[np.argsort(-np.where(known, 2.0, found.probabilities), kind="stable")[:k]]
+    options = opened.options.plain().given(precision=precision, device=device)
+    graph = answering(opened.folder, graph)
+    classifier = classifier_for(opened.folder, options, graph, batch_size, watch)
+    with watch:
+        (found,) = judged(
+            classifier, graph, [(ids, prior)], batch_size=batch_size, advance=partial(watch, "classifying")
+        )
+    order = np.where(found.known, 2.0, np.nan_to_num(found.probabilities, nan=-1.0))
+    return found[np.argsort(-order, kind="stable")[:k]]
 
 
-def _calibration(
-    folder: RunFolder, precision: str, batch_size: int, device: str | None, watch: Watcher
-) -> Calibration:
-    """The calibration of a run: read, or fitted now and kept where the run can be written."""
-    from kgmlm.prediction.calibration import fitted, read_calibration
+def classifier_for(
+    folder: RunFolder, options: RankingOptions, graph: KnowledgeGraph, batch_size: int, watch: Watcher
+) -> TripleClassifier:
+    """What says how probable triples of a graph are, all entities read; fitted now where it was not yet.
 
-    found = read_calibration(folder)
-    if found is not None:
-        return found
+    Raises:
+        RunError: when nothing is fitted and there is nothing to fit to.
+    """
+    folder, calibration = _calibrated(folder, options.precision, batch_size, options.device, watch)
+    opened = open_run_model(folder, options, graph, watch.tell)
+    read_vectors(opened.ranker, watch, batch_size)
+    return classifier_by(opened, calibration)
+
+
+def _calibrated(
+    folder: RunFolder, precision: Precision, batch_size: int, device: str | None, watch: Watcher
+) -> tuple[RunFolder, Calibration]:
+    """A run with its calibration: read, or fitted now and kept where the run can be written."""
     path = folder.path
+    why = f"{path} has no probabilities yet"
+    try:
+        if (calibration := folder.calibration) is not None:
+            return folder, calibration
+    except NoProbabilitiesError as error:  # they are of another state of the run
+        why = str(error).partition(";")[0]
     if folder.is_unpacked or not os.access(path / "model", os.W_OK):
+        from kgmlm.prediction.calibration import fitted
+
         how = "`kgmlm calibrate RUN` keeps them, for a pack `kgmlm pack PACK --calibrate --output NEW`"
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
-        return fitted(
-            folder, precision=precision, batch_size=batch_size, device=device, lists=False, watch=watch
-        )[0]
-    watch.tell(f"{path} has no probabilities yet: fitting them on validation, as `kgmlm calibrate` does")
-    precise: Literal["fp32", "bf16"] = "bf16" if precision == "bf16" else "fp32"
-    calibrate(path, precision=precise, batch_size=batch_size, device=device, progress=watch)
-    made = read_calibration(open_folder(path))
-    assert made is not None
-    return made
-
-
-def _options(run: Run, **keywords: Unpack[ComputeKeywords]) -> RankingOptions:
-    """The options of the plain first stage, which probabilities go by."""
-    plain = run.options.plain()
-    return plain.given(**keywords)
-
-
-def _ranker(
-    folder: RunFolder, options: RankingOptions, graph: KnowledgeGraph, batch_size: int, watch: Watcher
-) -> Ranker:
-    """The opened model over a graph, all entities read."""
-    ranker = open_ranker(folder, options, graph, watch.tell)
-    read_vectors(ranker, watch, batch_size)
-    return ranker
-
-
-def _features(
-    folder: RunFolder,
-    options: RankingOptions,
-    graph: KnowledgeGraph,
-    triples: IntArray,
-    batch_size: int,
-    watch: Watcher,
-    learned: BoolArray | None = None,
-) -> tuple[BoolArray, FloatArray]:
-    """Return which triples training has, and the features of the others.
-
-    Args:
-        learned: which of them the run has learned on another graph.
-    """
-
-    known = graph.context.answers.has(triples)
-    known = known if learned is None else known | learned
-    found = np.full((len(triples), len(SIDES), len(FEATURES)), np.nan)
-    if not known.all():
-        with watch:
-            ranker = _ranker(folder, options, graph, batch_size, watch)
-            advance = partial(watch, "classifying")
-            _, found[~known] = features_of(ranker, graph, triples[~known], batch_size, advance)
-    return known, found
+        return folder, fitted(folder, precision=precision, batch_size=batch_size, device=device, watch=watch)
+    watch.tell(f"{why}: fitting them on validation, as `kgmlm calibrate` does")
+    calibrate(path, precision=precision, batch_size=batch_size, device=device, progress=watch)
+    folder = open_folder(path)
+    assert folder.calibration is not None
+    return folder, folder.calibration
 
 
 def _check_asked(prior: float, batch_size: int) -> None:

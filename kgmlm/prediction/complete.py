@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,7 +18,15 @@ import numpy as np
 
 from kgmlm.core import digests
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.errors import ConfigError, DataError, RunError, check_numbers, counted, printable
+from kgmlm.core.errors import (
+    ConfigError,
+    DataError,
+    NoProbabilitiesError,
+    RunError,
+    check_numbers,
+    counted,
+    printable,
+)
 from kgmlm.core.files import as_path, locked
 from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome, names_first
@@ -26,23 +34,24 @@ from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Make, Workers
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
-from kgmlm.graphs.queries import FilterIndex, Queries, Query, Target
+from kgmlm.graphs.queries import FilterIndex, Queries
 from kgmlm.prediction.candidates import MANIFEST, Completer, Parts, Shard, asked_queries, sampled
+from kgmlm.prediction.classify import classifier_for
 from kgmlm.prediction.export import write_export
 from kgmlm.prediction.listing import (
-    Because,
     Listed,
-    by_signals,
+    by_margin,
+    by_probability,
+    candidates_of,
     check_table,
-    check_validation,
-    estimate,
-    listed,
+    diverse,
     measured,
     read_list,
-    side_of,
     write_list,
 )
-from kgmlm.prediction.merged import LEAST as MIN_TRUE
+from kgmlm.ranking.probability import TripleClassifier, plain
+from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.reasons import Reasons
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder, graph_digests
 from kgmlm.runs.opened import answering, constraints_of, open_folder, open_ranker
@@ -56,7 +65,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PART = 1024  # queries per part
-FITTED = 20_000  # queries of relations that were not asked about, to which probabilities are fitted, too
 MANY = 100_000  # queries above which fewer are proposed
 LEAST = 0.1  # the probability from which on triples are listed
 SHOWN = 10  # the best triples, which are returned with their names and reasons
@@ -112,11 +120,7 @@ class Plan:
 
     @cached_property
     def queries(self) -> Queries:
-        """All queries, in the order of the parts.
-
-        Where only some relations are asked about, others are, too, so that probabilities are fitted to all:
-        :data:`FITTED` of their queries at most.
-        """
+        """All queries, in the order of the parts."""
         from kgmlm.ranking.constraints import Possible
 
         train, count = self.graph.splits["train"], len(self.graph.entities)
@@ -125,16 +129,11 @@ class Plan:
         queries = asked_queries(
             train,
             count,
-            np.arange(len(self.graph.relations)),
+            self.asked,
             lambda relation, tails: possible.askable(relation, tails, count),
             self.options.typed,
         )
-        own = np.isin(queries.relation_B, self.asked)
-        mine, others = np.flatnonzero(own), np.flatnonzero(~own)
-        if self.sample:
-            mine = mine[sampled(queries[mine], self.sample)]
-        others = others[sampled(queries[others], self.sample or FITTED)]
-        return queries[np.sort(np.concatenate([mine, others]))]
+        return queries[sampled(queries, self.sample)] if self.sample else queries
 
     @cached_property
     def parts(self) -> Parts:
@@ -151,7 +150,7 @@ class Plan:
         for label in (*graph.entities.column("label"), *(r.label for r in graph.relations)):
             digest.update(label.encode() + b"\0")
         return {
-            "kgmlm": "parts of a completion, format 1",
+            "kgmlm": "parts of a completion, format 2",
             "run": made_of(self.opened),
             "graph": digest.hexdigest(),
             "relations": None if self.relations is None else sorted(self.relations),
@@ -184,18 +183,15 @@ class Plan:
         """The opened model."""
 
         quiet_transformers()
-        graph = self.graph
+        graph = answering(self.opened, self.graph)
         ranker = open_ranker(self.opened, self.options, graph)
         read_vectors(ranker, watch, self.batch_size)
         false = [graph.negatives[split] for split in self.known if split in graph.negatives]
         known = np.concatenate([*(graph.triples(split) for split in self.known), *false])  # true, or not
         index = FilterIndex(known, len(graph.entities))
-        given, given_back = answering(self.opened, graph), None
-        if given is not graph:
-            given_back = open_ranker(self.opened, self.options, given)
-            read_vectors(given_back, watch, self.batch_size)
-        answers = graph.context.answers
-        return Completer(ranker, answers, index, self.top, self.batch_size, given_back)
+        return Completer(
+            plain(ranker, constrained=True), graph.context.answers, index, self.top, self.batch_size
+        )
 
     @property
     def on_gpu(self) -> bool:
@@ -238,9 +234,9 @@ class Wanted:
     """The options of the list; they change none of the parts."""
 
     min_probability: float | None = None
-    lacking: float = 1.0
     report: str | None = None
     explain: bool = False
+    diverse: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -250,8 +246,6 @@ class Wanted:
         """
         if self.min_probability is not None and not 0 <= self.min_probability <= 1:
             raise ConfigError(f"a probability is from 0 to 1, not {self.min_probability}")
-        if not 0 < self.lacking < float("inf"):
-            raise ConfigError(f"the graph must lack some triples: lacking is above 0, not {self.lacking}")
 
 
 class Completion(Outcome):
@@ -289,6 +283,7 @@ class CompletionKeywords(RankingKeywords, total=False):
     """Further keywords of :func:`complete`."""
 
     explain: bool
+    diverse: bool
     batch_size: int
     part_size: int
     sample: int
@@ -299,7 +294,6 @@ def complete(
     output: str | Path,
     *,
     min_probability: float | None = None,
-    lacking: float = 1.0,
     relations: Sequence[str] | str | None = None,
     top: int = 10,
     known: Sequence[str] | None = None,
@@ -316,14 +310,12 @@ def complete(
     Every (entity, relation, side) is asked that the types of entities suggest, and nothing that training has
     where a relation has one answer per entity (``typed=False`` asks what training has, ``functional=False``
     all of it). Parts are kept in ``OUTPUT.parts``: the same call continues where it was. Probabilities are
-    fitted to what the queries of all relations list of hidden validation. Where these list fewer than
-    :data:`~kgmlm.prediction.merged.LEAST` of its triples, none can be estimated: then the best answer of each
-    question is listed, by its margin above the second.
+    those of :func:`kgmlm.calibrate`, which runs first if needed. Where validation has too few triples to fit
+    any, the best answer of each question is listed, by its margin above the second.
 
     Args:
         output: the file to write: Parquet, or a table where it ends in .csv or .tsv.
         min_probability: list no triple below it; None is .1, but the ten most probable are always listed.
-        lacking: assumed number of true triples that no known split has, per validation triple.
         relations: labels or names of those that are listed; None is all.
         top: answers kept of each query.
         known: the splits that are never listed, training always; None is all.
@@ -332,20 +324,19 @@ def complete(
             whose types fit answer, and all whose types fit are asked about; with ``functional``, nothing is
             asked for that training has, where it has one answer per entity; with ``unlinked``, no pair is
             listed that training links already; with ``candidates``, only entities of a list answer.
-            Trees take part where they are the only second stage (``rerank=0`` leaves them out), each half of
-            the queries by the trees of the other half; other stages, indexes and ``allow_self`` never do.
+            Trees find candidates where they are the only second stage (``rerank=0`` leaves them out); other
+            stages, indexes and ``allow_self`` never do.
         ray: "local" or HOST:PORT: workers of Ray score, ``workers`` many
             (:class:`~kgmlm.core.workers.Workers`).
         shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
-        keywords: ``explain`` adds the rules that predict a triple, in runs without rules the signals that
-            speak most for it; ``sample`` asks only so many queries, a
+        keywords: ``explain`` adds a reason for each triple; ``diverse`` orders the first thousand so that no
+            entity has more than five places in a hundred; ``sample`` asks only so many queries, a
             seeded sample of each relation and side, to see precision and speed first; ``batch_size`` and
             ``part_size`` count queries; the others are fields of ``options``.
 
     Returns:
-        The manifest, as a dict: settings, counts, how probabilities were estimated, the highest one, the
-        report; and ``best``, which is its table: the ten most probable triples with names and, in runs with
-        rules, reasons.
+        The manifest, as a dict: settings, counts, what probabilities stand for, the highest one, the report;
+        and ``best``, which is its table: the ten most probable triples with names and reasons.
 
     Raises:
         RunError: when the parts of another run or of other settings are there, a process was killed, or no
@@ -355,14 +346,14 @@ def complete(
     """
     target = as_path(output, "the output")
     given: dict[str, Any] = dict(keywords)
-    explain, sample = bool(given.pop("explain", False)), given.pop("sample", 0)
+    explain, diverse_, sample = (given.pop(name, 0) for name in ("explain", "diverse", "sample"))
     batch_size, part_size = given.pop("batch_size", 64), given.pop("part_size", PART)
     crew = Workers(ray, workers)
     check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
     check_result(target)
     _check_replaced(target)
     part = Shard() if shard is None else Shard.parse(shard)
-    wanted = Wanted(min_probability, lacking, report, explain)
+    wanted = Wanted(min_probability, report, bool(explain), bool(diverse_))
     folder = open_folder(path_of(run))
     asked = (
         (options or RankingOptions(typed=True, functional=True))
@@ -375,7 +366,6 @@ def complete(
     where = target.with_name(f"{target.name}.parts")
     source = find_pack(path_of(run)) or folder.path
     plan = Plan(source, where, asked, top, splits, labels, batch_size, part_size, sample)
-    _check(plan, wanted, watcher_of(progress))
     with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
@@ -455,33 +445,38 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
 
 def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
     """Merge all parts and write the list; its manifest."""
-    graph, because, signals = plan.graph, _because(plan), _signals(plan)
-    likely, truth, figures = estimate(plan.parts, graph, signals, plan.known, wanted.lacking)
+    graph = plan.graph
+    triples, features = candidates_of(plan.parts)
     least = LEAST if wanted.min_probability is None else wanted.min_probability
     always = SHOWN if wanted.min_probability is None else 0
-    best = listed(plan.parts, signals, likely, truth, least, plan.asked, always)
-    if because is None and wanted.explain:
-        because = by_signals(best, signals)
-    if likely is None:
-        watch.tell(
-            f"too few held-out triples for probabilities ({figures['true']:,} are among the candidates, "
-            f"{MIN_TRUE} are needed): the best answer of each question is listed, by its margin above the "
-            "second best"
-        )
+    ranker, classifier, why = _opened(plan, watch)
+    if classifier is None:
+        watch.tell(f"{why}: the best answer of each question is listed, by its margin above the second best")
+        best = by_margin(triples, features)
+        probabilities: dict[str, Any] = {"fitted": False}
+    else:
+        advance = partial(watch, "asking from both sides")
+        best = by_probability(triples, features, classifier, least, always, plan.batch_size, advance)
+        stands_for = classifier.calibration.stands_for(graph.validation)
+        probabilities = {"fitted": True, "stands for": stands_for, "lacking": classifier.calibration.lacking}
     manifest: dict[str, Any] = {
         **plan.about(),
         "made by": str(plan.run),
         "min_probability": least,
         "listed": len(best),
         "highest": best.highest,
-        "probabilities": figures,
+        "probabilities": probabilities,
     }
+    if wanted.diverse:
+        best = diverse(best)
+        manifest["diverse"] = True
     if wanted.report is not None:
         manifest["report"] = measured(best, graph, wanted.report, plan.asked)
+    because = Reasons.of(ranker)
     as_table = target.suffix in TABLES
     file = plan.folder / "list.parquet" if as_table else target
     write_list(
-        file, graph, best, signals, manifest, because if wanted.explain else None,
+        file, graph, best, manifest, because if wanted.explain else None,
         lambda n: watch("writing triples", n, len(best)),
     )  # fmt: skip
     if as_table:
@@ -490,58 +485,29 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
     return {"output": str(target), **manifest, "best": _best(graph, best, because)}
 
 
-def _best(graph: KnowledgeGraph, found: Listed, because: Because | None) -> list[dict[str, Any]]:
-    """The most probable triples, with names and reasons."""
-    some = found.found[np.arange(min(SHOWN, len(found)))]
+def _opened(plan: Plan, watch: Watcher) -> tuple[Ranker, TripleClassifier | None, str]:
+    """The run's ranker, and what says how probable triples are; None and the reason where validation has too
+    few triples.
+    """
+    options, graph = RankingOptions(device=plan.options.device).plain(), answering(plan.opened, plan.graph)
+    try:
+        classifier = classifier_for(plan.opened, options, graph, plan.batch_size, watch)
+    except NoProbabilitiesError as error:
+        ranker = open_ranker(plan.opened, options, graph)
+        read_vectors(ranker, watch, plan.batch_size)
+        return ranker, None, str(error)
+    return classifier.ranker, classifier, ""
+
+
+def _best(graph: KnowledgeGraph, best: Listed, because: Reasons) -> list[dict[str, Any]]:
+    """The best triples, with names and reasons."""
+    some = best[np.arange(min(SHOWN, len(best)))]
     rows = []
     texts = zip(graph.labeled(some.triples), graph.named(some.triples), strict=True)
     for n, (labels, names) in enumerate(texts):
         row: dict[str, Any] = dict(zip(ENDS, labels, strict=True))
         row |= {f"{end}_name": name for end, name in zip(ENDS, names, strict=True)}
-        row["probability"] = float(found.probability[n]) if found.has_probabilities else None
-        if because is not None:
-            row["because"] = because(some.triples[n], side_of(int(some.evidence[n])))
+        row["probability"] = float(some.probability[n]) if best.has_probabilities else None
+        row["because"] = because(tuple(some.triples[n].tolist()))
         rows.append(row)
     return rows
-
-
-def _signals(plan: Plan) -> tuple[str, ...]:
-    """The signals of the parts, as the first one has them."""
-    from kgmlm.ranking.likely import FEATURES
-
-    if not plan.parts.count:
-        return ()
-    names = plan.parts.columns()
-    if FEATURES[-1] not in names:
-        raise DataError(f"{plan.parts.path(0)} is no part of a completion; remove it, and try again")
-    return tuple(names[names.index(FEATURES[-1]) + 1 :])
-
-
-def _because(plan: Plan) -> Because | None:
-    """A function that says why a triple is listed, by the run's rules; None where they have no say."""
-    from kgmlm.ranking.predictor import sentences
-    from kgmlm.signals.rules import Rules
-
-    run, graph = plan.opened, plan.graph
-    if "rules" not in run.tuned.mixture.signals or plan.options.scores not in ("all", "rules"):
-        return None
-    run.check(Rules.file)
-    rules = Rules.open(run.path / Rules.file, graph)
-
-    def because(triple: IntArray, side: Target) -> str:
-        h, r, t = triple.tolist()
-        query, candidate = (Query(h, r, "tail"), t) if side == "tail" else (Query(t, r, "head"), h)
-        return "; ".join(sentences(graph, rules.reasons(query, candidate)))
-
-    return because
-
-
-def _check(plan: Plan, wanted: Wanted, watch: Watcher) -> None:
-    """See, before long work, that there is what probabilities are made of; say what reasons are made of.
-
-    Raises:
-        DataError: when there is nothing to estimate probabilities with.
-    """
-    check_validation(plan.graph)
-    if wanted.explain and _because(plan) is None:
-        watch.tell("the run answers without rules: reasons name the signals that speak most for a triple")

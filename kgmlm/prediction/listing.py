@@ -1,12 +1,13 @@
 """All parts to one list of new triples, best first; and what a hidden split says of it.
 
-Shapes: n listed triples, N entities, R relations.
+Shapes: n listed triples, N entities, R relations, 2 sides (tail, head), F features of a side.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,210 +21,191 @@ from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import DataError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import Target, triple_keys
-from kgmlm.prediction.candidates import Parts
-from kgmlm.prediction.merged import (
-    EVIDENCE,
-    LEAST,
-    MOST,
-    REPORTED,
-    Examples,
-    Merged,
-    by_others,
-    by_relation,
-    fit_likely,
-    held_out,
-    merged,
-    share_of,
-)
-from kgmlm.ranking.likely import FEATURES, SIDES, Likely, TrueTriples
+from kgmlm.graphs.queries import both_sides, triple_keys
+from kgmlm.prediction.candidates import SCHEMA, Parts
+from kgmlm.ranking.probability import FEATURES, SIDES, AskedTriples, TripleClassifier, states_of
 
 _KEY = b"kgmlm"  # of the metadata of a list
 _ROWS = 1 << 16  # rows that are strings at one time
-BEST = (100, 1000)  # how many of the best are reported
-Because = Callable[[IntArray, Target], str]
+REPORTED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # probabilities
+BEST = (10, 100, 1000)  # how many of the best are reported
+LOOKED_AT = 1000  # triples, at least, that are asked for from both sides
+HOPEFUL = 0.5  # times the least probability: what a triple must have if it is as good from its other side
+DIVERSE = 1000  # places of a diverse list, of which an entity has at most SHARE in each HUNDRED
+HUNDRED, SHARE = 100, 5
+FREQUENT = 0.1  # share of the best hundred from which on an entity is called a frequent flyer
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """New triples, the most probable first.
+    """New triples, the best first.
 
     Attributes:
-        found: the triples with their values, in this order.
-        probability: ``(n,)``; not a number where none could be estimated.
+        triples: ``(n, 3)``.
+        features: ``(n, 2, F)``; not a number at sides that were not asked for.
+        probability: ``(n,)``; not a number where none could be fitted.
         highest: the probability of the best triple, listed or not; 0 where there is none.
     """
 
-    found: Merged
+    triples: IntArray
+    features: FloatArray
     probability: FloatArray
     highest: float = 0.0
 
     @property
     def has_probabilities(self) -> bool:
-        """Return whether probabilities could be estimated."""
+        """Return whether there are probabilities."""
         return not np.isnan(self.probability).any()
 
     def __len__(self) -> int:
-        return len(self.probability)
+        return len(self.triples)
+
+    def __getitem__(self, rows: BoolArray | IntArray) -> Listed:
+        return Listed(self.triples[rows], self.features[rows], self.probability[rows], self.highest)
 
 
-def new_keys(graph: KnowledgeGraph, relations: IntArray, *splits: str) -> IntArray:
-    """The triples of some splits and relations that training has not, each once, as keys."""
-    n, r = len(graph.entities), len(graph.relations)
-    triples = np.concatenate([np.zeros((0, 3), np.int64), *(graph.triples(split) for split in splits)])
-    keys = triple_keys(triples[np.isin(triples[:, 1], relations)], n, r)
-    return np.setdiff1d(keys, triple_keys(graph.splits["train"], n, r))
+def candidates_of(parts: Parts) -> tuple[IntArray, FloatArray]:
+    """The triples of all parts, a relation at a time, as :func:`features_of` has them."""
+    pairs = [features_of(SCHEMA.empty_table()), *map(features_of, _by_relation(parts.read()))]
+    triples, features = zip(*pairs, strict=True)
+    return np.concatenate(triples), np.concatenate(features)
 
 
-def check_validation(graph: KnowledgeGraph) -> None:
-    """See, before long work, that there is something to estimate probabilities with.
+def features_of(rows: pa.Table) -> tuple[IntArray, FloatArray]:
+    """The triples ``(n, 3)`` of a part, each once, by relation, head and tail; and their features
+    ``(n, 2, F)``, not a number at sides that do not list them.
+    """
+    own = np.stack([rows.column(name).to_numpy() for name in ("head", "relation", "tail")], 1)
+    own = own.astype(np.int64)
+    order = np.lexsort([own[:, 2], own[:, 0], own[:, 1]])
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (np.diff(own[order], axis=0) != 0).any(1)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.cumsum(new) - 1
+    features = np.full((int(new.sum()), len(SIDES), len(FEATURES)), np.nan)
+    side = np.where(rows.column("of_tail").to_numpy(), 0, 1)
+    for i, name in enumerate(FEATURES):
+        features[place, side, i] = rows.column(name).to_numpy()
+    return own[order[new]], features
+
+
+def _by_relation(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of all parts, a relation at a time; parts are ordered by relation.
 
     Raises:
-        DataError: when there is nothing.
+        DataError: when a part has other columns.
     """
-    if not len(new_keys(graph, np.arange(len(graph.relations)), "valid")):
-        raise DataError("validation has no triple that training has not, so no probability can be estimated")
+    waiting: list[pa.Table] = []
+    for part in parts:
+        if part.schema.names != SCHEMA.names:
+            raise DataError("a part has the columns of another version; remove the folder of parts")
+        relations = part.column("relation").to_numpy()
+        starts = np.flatnonzero(np.diff(relations)) + 1
+        for start, end in zip([0, *starts], [*starts, len(relations)], strict=True):
+            if start == end:
+                continue
+            piece = part.slice(start, end - start)
+            if waiting and waiting[0].column("relation")[0] != piece.column("relation")[0]:
+                yield pa.concat_tables(waiting)
+                waiting = []
+            waiting.append(piece)
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
-def estimate(
-    parts: Parts,
-    graph: KnowledgeGraph,
-    signals: Sequence[str],
-    known: Sequence[str],
-    lacking: float,
-) -> tuple[Likely | None, TrueTriples, dict[str, Any]]:
-    """Estimate how probable candidates are, by those that validation has; and the figures behind it.
+def by_margin(triples: IntArray, features: FloatArray) -> Listed:
+    """The best answer of each question, by its margin above the second best, then by score: an order without
+    probabilities.
 
-    Of splits but training and validation only their sizes have a say.
+    What is the best answer of both its questions goes first, by the smaller margin: where a relation has few
+    tails, their margins are large whatever the head (measured: eval/LOG.md).
 
     Args:
-        known: the splits that are never listed.
-        lacking: how many true triples no known split has, in times those of validation.
-
-    Returns:
-        The regression; None where fewer than :data:`~kgmlm.prediction.merged.LEAST` of validation's triples
-        are candidates.
+        triples, features: as of :func:`candidates_of`.
     """
-    n, r = len(graph.entities), len(graph.relations)
-    relations = np.arange(r)
-    hidden = new_keys(graph, relations, "valid")
-    either = new_keys(graph, relations, "valid", *known)
-    truth = TrueTriples(
-        len(hidden), len(new_keys(graph, relations, *known)), len(either) + lacking * len(hidden)
-    )
-    share = min(1.0, MOST / max(1, parts.rows()))
-    several = []
-    for rows in by_relation(parts.read()):
-        of_relation = merged(rows, "hidden", (*FEATURES, *signals))
-        keys = triple_keys(of_relation.triples, n, r)
-        several.append(Examples.of(of_relation, np.isin(keys, hidden), keys, share))
-    if not several:
-        raise DataError("no query was asked: no entity can be asked for anything")
-    examples = Examples.joined(several)
-    true = int(examples.labels.sum())
-    enough = min(true, len(examples.labels) - true) >= LEAST
-    likely = fit_likely(examples, r, truth.labeled) if enough else None
-    figures: dict[str, Any] = {
-        "validation": len(hidden),
-        "candidates": round(float(examples.weights.sum())),
-        "true": true,
-        "recall": true / len(hidden),
-        "prior": share_of(examples),
-        "labeled": truth.labeled,
-        "fitted": likely is not None,
-        "known": truth.known,
-        "lacking": lacking,
-    }
-    if likely is not None:
-        held = held_out(examples, by_others(examples, r, truth), truth)
-        figures |= {**likely.as_json(), "held out": held}
-    return likely, truth, figures
-
-
-def listed(
-    parts: Parts,
-    signals: Sequence[str],
-    likely: Likely | None,
-    truth: TrueTriples,
-    least: float,
-    relations: IntArray,
-    always: int = 0,
-) -> Listed:
-    """The open triples of all parts with at least a probability; equal ones by relation, head and tail.
-
-    Without probabilities, the best answer of each question is listed, by its margin above the second best,
-    then by score. What is the best answer of both its questions goes first, by the smaller margin: where a
-    relation has few tails, their margins are large whatever the head (measured: eval/LOG.md).
-
-    Args:
-        relations: ids of those that are listed.
-        always: so many of the most probable are listed, whatever their probability.
-    """
-    highest, found = (
-        0.0,
-        [
-            Listed(
-                Merged(np.zeros((0, 3), np.int64), np.zeros((0, len(SIDES), len(FEATURES) + len(signals)))),
-                np.zeros(0),
-            )
-        ],
-    )
-    for rows in by_relation(parts.read()):
-        of_relation = merged(rows, "open", (*FEATURES, *signals))
-        features = of_relation.values[:, :, : len(FEATURES)]
-        if not len(of_relation) or of_relation.triples[0, 1] not in relations:
-            continue
-        if likely is None:
-            kept = np.nanmax(features[:, :, FEATURES.index("margin")], axis=1) > 0
-            found.append(Listed(of_relation[kept], np.full(int(kept.sum()), np.nan)))
-            continue
-        probability = truth.left(likely(of_relation.evidence, features, of_relation.triples[:, 1]))
-        highest = max(highest, float(probability.max(initial=0.0)))
-        kept = probability >= least
-        kept[np.argsort(-probability, kind="stable")[:always]] = True
-        found.append(Listed(of_relation[kept], probability[kept]))
-    triples = np.concatenate([x.found.triples for x in found])
-    values = np.concatenate([x.found.values for x in found])
-    probability = np.concatenate([x.probability for x in found])
+    margin_n2 = features[:, :, FEATURES.index("margin")]
+    kept = np.nan_to_num(margin_n2, nan=-np.inf).max(1, initial=-np.inf) > 0
+    triples, features, margin_n2 = triples[kept], features[kept], np.nan_to_num(margin_n2[kept], nan=-np.inf)
+    score_n = np.nan_to_num(features[:, :, FEATURES.index("score")], nan=-np.inf).max(1, initial=-np.inf)
+    both_n = margin_n2.min(1, initial=np.inf) > 0
+    margin_n = np.where(both_n, margin_n2.min(1, initial=np.inf), margin_n2.max(1, initial=-np.inf))
     h, r, t = triples.T
-    order = np.lexsort([t, h, r, -probability])
-    if likely is None and len(triples):
-        margin_n2 = np.nan_to_num(values[:, :, FEATURES.index("margin")], nan=-np.inf)
-        score_n = np.nanmax(values[:, :, FEATURES.index("score")], axis=1)
-        both_n = margin_n2.min(1) > 0  # the best answer of both its questions
-        order = np.lexsort(
-            [t, h, r, -score_n, -np.where(both_n, margin_n2.min(1), margin_n2.max(1)), ~both_n]
-        )
-    order = order[: max(always, int((probability >= least).sum()))] if likely is not None else order
-    return Listed(Merged(triples[order], values[order]), probability[order], highest)
+    order = np.lexsort([t, h, r, -score_n, -margin_n, ~both_n])
+    return Listed(triples[order], features[order], np.full(len(order), np.nan))
 
 
-def by_signals(best: Listed, signals: Sequence[str]) -> Because | None:
-    """A function that says by which signals a triple is listed: those that add most, above the least that
-    they add to a listed triple of its relation.
+def by_probability(
+    triples: IntArray,
+    features: FloatArray,
+    classifier: TripleClassifier,
+    least: float,
+    always: int = 0,
+    batch_size: int = 64,
+    advance: Callable[[int, int], None] = lambda n, total: None,
+    looked_at: int = LOOKED_AT,
+) -> Listed:
+    """The triples with at least a probability; equal ones by relation, head and tail.
+
+    Only those are asked for from both sides that would be listed if they were as good from the side that does
+    not list them.
+
+    Args:
+        triples, features: as of :func:`candidates_of`.
+        always: so many of the most probable are listed, whatever their probability.
+        looked_at: triples, at least, that are asked for from both sides.
     """
-    from kgmlm.signals import SIGNALS
+    # 1. what may be probable enough
+    hoped = classifier.probabilities(_hoped(triples, features, classifier))
+    hoped = np.nan_to_num(hoped, nan=-1.0)
+    wanted = hoped >= HOPEFUL * least
+    wanted[np.argsort(-hoped, kind="stable")[: max(always, looked_at)]] = True
+    rows = np.flatnonzero(wanted & (hoped >= 0))
+    # 2. what is
+    asked = classifier.ask(triples[rows], batch_size, advance)
+    probability = classifier.probabilities(asked)
+    h, r, t = triples[rows].T
+    order = np.lexsort([t, h, r, -probability])
+    count = max(always, int((probability >= least).sum()))
+    highest = float(probability.max(initial=0.0))
+    order = order[:count]
+    return Listed(triples[rows[order]], asked.features[order], probability[order], highest)
 
-    if not signals:
-        return None
-    added = np.nan_to_num(np.nanmax(best.found.values[:, :, len(FEATURES) :], axis=1)) if len(best) else None
-    place = {tuple(row): n for n, row in enumerate(best.found.triples.tolist())}
 
-    def because(triple: IntArray, side: Target) -> str:
-        assert added is not None
-        own = best.found.triples[:, 1] == triple[1]
-        more = added[place[tuple(triple.tolist())]] - added[own].min(0)
-        first, *others = np.argsort(-more, kind="stable").tolist()
-        strong = [first, *(i for i in others[:1] if more[i] > 0.5 * more[first])]
-        return f"mostly by {' and '.join(SIGNALS[signals[i]].title for i in strong)}"
-
-    return because
+def _hoped(triples: IntArray, features: FloatArray, classifier: TripleClassifier) -> AskedTriples:
+    """Triples as they were if they were as good from the side that does not list them."""
+    missing = np.isnan(features[:, :, 0])
+    filled = np.where(missing[:, :, None], features[:, ::-1], features)
+    queries, _ = both_sides(triples)
+    states = states_of(queries, classifier.ranker.context.answers, classifier.seen_N)
+    heads, tails = np.split(states, 2)
+    return AskedTriples(filled, np.stack([tails, heads], 1), classifier.rows[triples[:, 1]])
 
 
-def schema_of(signals: Sequence[str], explained: bool) -> pa.Schema:
+def diverse(best: Listed) -> Listed:
+    """A list of which no entity has more than :data:`SHARE` of a :data:`HUNDRED` places, the first
+    :data:`DIVERSE` of them; what has to wait comes in the next hundred. The others stay in their order.
+    """
+    left: list[int] = list(range(len(best)))
+    order: list[int] = []
+    while left and len(order) < DIVERSE:
+        places: Counter[int] = Counter()
+        waiting, taken = [], 0
+        for n in left:
+            ends = best.triples[n, [0, 2]].tolist()
+            if taken < HUNDRED and all(places[e] < SHARE for e in ends):
+                places.update(set(ends))
+                order.append(n)
+                taken += 1
+            else:
+                waiting.append(n)
+        left = waiting
+    return best[np.array([*order, *left], np.int64)]
+
+
+def schema_of(explained: bool) -> pa.Schema:
     """The columns of a list."""
     texts = ("head", "relation", "tail", "head_name", "relation_name", "tail_name")
-    numbers = [f"{side}_{name}" for side in SIDES for name in ("score", "rank", *signals)]
+    numbers = [f"{side}_{name}" for side in SIDES for name in ("score", "rank")]
     return pa.schema(
         [(name, pa.large_string()) for name in texts]
         + [("probability", pa.float64())]
@@ -236,17 +218,16 @@ def write_list(
     path: Path,
     graph: KnowledgeGraph,
     best: Listed,
-    signals: Sequence[str],
     manifest: Mapping[str, Any],
-    because: Because | None = None,
+    because: Callable[[tuple[int, int, int]], str] | None = None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> None:
     """Write a list as Parquet, whole or not at all, with its manifest in the file's metadata.
 
     Args:
-        because: why a triple is listed, asked from one side.
+        because: why a triple is listed.
     """
-    schema = schema_of(signals, because is not None)
+    schema = schema_of(because is not None)
     about = json.dumps(dict(manifest), ensure_ascii=False).encode()
     labels, names = (graph.entities.table.column(c).combine_chunks() for c in ("label", "surface"))
     relations = [
@@ -258,30 +239,22 @@ def write_list(
     ):
         for start in range(0, len(best), _ROWS):
             rows = np.arange(start, min(start + _ROWS, len(best)))
-            some = best.found[rows]
-            h, r, t = (pa.array(ids) for ids in some.triples.T)
-            columns = [labels.take(h), relations[0].take(r), labels.take(t)]
-            columns += [names.take(h), relations[1].take(r), names.take(t)]
-            columns.append(pa.array(best.probability[rows], from_pandas=True))  # NaN is null
+            some = best[rows]
+            head, relation, tail = (pa.array(ids) for ids in some.triples.T)
+            columns = [labels.take(head), relations[0].take(relation), labels.take(tail)]
+            columns += [names.take(head), relations[1].take(relation), names.take(tail)]
+            columns.append(pa.array(some.probability, from_pandas=True))  # NaN is null
             for side in range(len(SIDES)):
-                score, log_rank = (some.values[:, side, FEATURES.index(x)] for x in ("score", "log_rank"))
-                added = some.values[:, side, len(FEATURES) :].T
+                score, log_rank = (some.features[:, side, FEATURES.index(x)] for x in ("score", "log_rank"))
                 columns += [
                     pa.array(column.astype(np.float32), from_pandas=True)
-                    for column in (score, np.round(np.exp(log_rank), 1), *added)
+                    for column in (score, np.round(np.exp(log_rank), 1))
                 ]
             if because is not None:
-                sides = [side_of(kind) for kind in some.evidence]
-                columns.append(
-                    pa.array([because(*x) for x in zip(some.triples, sides, strict=True)], pa.large_string())
-                )
+                reasons = [because((h, r, t)) for h, r, t in some.triples.tolist()]
+                columns.append(pa.array(reasons, pa.large_string()))
             writer.write_table(pa.table(columns, schema=schema))
             advance(len(rows))
-
-
-def side_of(evidence: int) -> Target:
-    """The side that is asked for to say why a triple is listed."""
-    return "head" if EVIDENCE[evidence] == "head" else "tail"
 
 
 def check_table(path: Path) -> None:
@@ -292,7 +265,7 @@ def check_table(path: Path) -> None:
     """
     with path.open("rb") as file:
         first = file.readline(1 << 16).decode("utf-8", "replace").rstrip("\r\n")
-    names = schema_of((), False).names[:7]  # up to the probability
+    names = schema_of(False).names[:7]  # up to the probability
     if not any(first.split(separator)[: len(names)] == names for separator in ",\t"):
         raise DataError(f"{path} is no list of new triples")
 
@@ -353,8 +326,7 @@ def _read_table(path: Path) -> pa.Table:
             separator = "\t" if "\t" in file.readline() else ","
             file.seek(0)
             header, *rows = csv.reader(file, delimiter=separator)
-        signals = [n.removeprefix("tail_") for n in header if n.startswith("tail_")]
-        schema = schema_of([s for s in signals if s not in ("name", "score", "rank")], "because" in header)
+        schema = schema_of("because" in header)
         if header != schema.names or any(len(row) != len(header) for row in rows):
             raise ValueError("its columns are not those of a list")
         columns = [
@@ -381,9 +353,7 @@ def _checked(table: pa.Table, fitted: bool) -> pa.Table:
         ValueError: naming the first column that is not.
     """
     names = table.column_names
-    own = ("tail_name", "tail_score", "tail_rank")
-    signals = [n.removeprefix("tail_") for n in names if n.startswith("tail_") and n not in own]
-    schema = schema_of(signals, "because" in names)
+    schema = schema_of("because" in names)
     if wrong := [n for n in schema.names if names.count(n) != 1]:
         raise ValueError(f"it has {names.count(wrong[0])} columns '{wrong[0]}'")
     if further := [n for n in names if n not in schema.names]:
@@ -420,36 +390,59 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
         split: none of those that count as known.
         relations: ids of those that were asked about.
 
+    Returns:
+        Of the list from each probability on, of its best, and of each relation: how many triples are
+        ``listed`` and ``true``, ``precision``, ``recall``, and ``expected``, the mean probability. Of the
+        best hundred the number of different heads and tails, and those that stand in more than a tenth of it.
+
     Raises:
         DataError: when the graph has no such split.
     """
     n, r = len(graph.entities), len(graph.relations)
     triples = graph.triples(split)
     hidden = np.unique(triple_keys(triples[np.isin(triples[:, 1], relations)], n, r))
-    true = np.isin(triple_keys(best.found.triples, n, r), hidden)
+    true = np.isin(triple_keys(best.triples, n, r), hidden)
 
-    def row(rows: slice | BoolArray) -> dict[str, Any]:
-        count, found = len(true[rows]), int(true[rows].sum())
+    def row(rows: slice | BoolArray, of: int = len(hidden)) -> dict[str, Any]:
+        count, hits = len(true[rows]), int(true[rows].sum())
         return {
             "listed": count,
-            "true": found,
-            "precision": found / count if count else None,
+            "true": hits,
+            "precision": hits / count if count else None,
+            "recall": hits / of if of else None,
             "expected": float(best.probability[rows].mean()) if count and best.has_probabilities else None,
         }
 
-    probabilities, listed = -best.probability, best.found.triples[:, 1]  # the first ascending
+    listed, of_relation = best.triples[:, 1], np.bincount(hidden // (n * n), minlength=r)
     return {
         "split": split,
         "triples": len(hidden),
         "found": int(true.sum()),
         "by probability": [
-            {"probability": p, **row(slice(int(np.searchsorted(probabilities, -p, "right"))))}
+            {"probability": p, **row(best.probability >= p)}
             for p in (REPORTED if best.has_probabilities else ())
         ],
         "best": [row(slice(min(count, len(best)))) for count in BEST],
         "by relation": [
-            {"relation": of.label, "relation_name": of.name, **row(listed == r)}
-            for r in np.unique(listed).tolist()
-            for of in (graph.relations[r],)
+            {"relation": of.label, "relation_name": of.name, **row(listed == i, int(of_relation[i]))}
+            for i in np.unique(listed).tolist()
+            for of in (graph.relations[i],)
+        ],
+        "diversity": _diversity(best.triples[:HUNDRED], graph),
+    }
+
+
+def _diversity(triples: IntArray, graph: KnowledgeGraph) -> dict[str, Any]:
+    """How many different heads and tails triples have, and which entities stand in many of them."""
+    frequent: dict[int, int] = Counter(e for ends in triples[:, [0, 2]].tolist() for e in {*ends})
+    least = FREQUENT * len(triples)
+    flyers = sorted(((e, n) for e, n in frequent.items() if n > max(1, least)), key=lambda item: -item[1])
+    return {
+        "listed": len(triples),
+        "heads": len(np.unique(triples[:, 0])),
+        "tails": len(np.unique(triples[:, 2])),
+        "frequent": [
+            {"entity": graph.entities[e].label, "name": graph.entities[e].surface, "listed": n}
+            for e, n in flyers
         ],
     }

@@ -38,11 +38,13 @@ class NewFacts:
         table: as :func:`~kgmlm.prediction.listing.read_list` reads it, best first.
         asked: queries whose answers they are.
         hidden: of those from a probability on, how many the test split has; None where there is none.
+        report: the list beside the test split (:func:`~kgmlm.prediction.listing.measured`), if there is one.
     """
 
     table: pa.Table
     asked: int
     hidden: Row | None
+    report: Row | None
 
     @classmethod
     def read(cls, run: Run, file: Path) -> NewFacts | None:
@@ -53,7 +55,7 @@ class NewFacts:
             if tuple(manifest.get(key) for key in ("run", "scores", "known")) == asked:
                 rows = (manifest.get("report") or {"by probability": []})["by probability"]
                 hidden = next((row for row in reversed(rows) if row["listed"] >= ENOUGH), None)
-                return cls(table, int(manifest["queries"]), hidden)
+                return cls(table, int(manifest["queries"]), hidden, manifest.get("report"))
         return None
 
     @classmethod
@@ -99,7 +101,7 @@ def command(run: Run, file: Path, sample: int = QUERIES) -> list[str]:
         *(sys.executable, "-m", "kgmlm", "complete", str(run.path.resolve()), "--output", str(file)),
         *("--min-probability", str(LEAST), "--sample", str(sample), "--part-size", str(PART), "--quiet"),
         *("--known", ",".join(given["known"]), "--scores", run.options.scores),
-        *(["--explain"] if given["explain"] else []),
+        "--explain",
         *(["--report", TEST] if given["report"] else []),
     ]
 
@@ -111,13 +113,12 @@ def _known(run: Run) -> tuple[str, ...]:
 
 def _keywords(run: Run) -> dict[str, Any]:
     """Keywords of :func:`~kgmlm.prediction.complete.complete` for the list."""
-    with_rules = run.options.scores == "all" and "rules" in run.folder.tuned.mixture.signals
     return {
         "min_probability": LEAST,
         "sample": QUERIES,
         "typed": True,
         "functional": True,
-        "explain": with_rules,
+        "explain": True,
         "known": list(_known(run)),
         "report": TEST if TEST in run.graph.splits else None,
     }

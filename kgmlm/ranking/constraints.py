@@ -356,6 +356,10 @@ class Possible:
         """A copy in which each query's own entity may answer."""
         return replace(self, loop_free_R=np.zeros_like(self.loop_free_R))
 
+    def without_further(self) -> Possible:
+        """A copy without further constraints."""
+        return replace(self, further=())
+
     def met(self, *further: Constraint) -> Possible:
         """A copy with further constraints."""
         return replace(self, further=(*self.further, *further))

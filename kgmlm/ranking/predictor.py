@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kgmlm.core.arrays import BoolArray, Floats, IntArray, top
+from kgmlm.core.arrays import IntArray, top
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.likely import ListCalibration, columns_of, temperature_of
+from kgmlm.ranking.probability import TripleClassifier
 from kgmlm.ranking.ranker import Ranker
+from kgmlm.ranking.reasons import sentences
 from kgmlm.ranking.trees import Trees
-from kgmlm.signals.base import Reason
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.mentions import Mentions
 from kgmlm.text.reader import Reading
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from kgmlm.ranking.retrieval import Retrieval
 
 SAMPLE = 2000  # entities over which the average score of a signal is taken
-BEFORE = 50  # best candidates whose probabilities cap those of the explained ones
 
 
 class WeighedScore(NamedTuple):
@@ -51,9 +50,10 @@ class WeighedScore(NamedTuple):
 class Prediction:
     """One candidate of one query; ``known`` when some split has the triple.
 
-    The probability is that of finding the triple in a further hidden set (:class:`ListCalibration`); None
-    where nothing was fitted to the scores, or training has the triple, or has nothing of the candidate or of
-    the entity that is asked about: it is not ``checked`` then.
+    The probability is that of finding the triple in a further hidden set
+    (:class:`~kgmlm.ranking.probability.Calibration`); None where the run has none, or where training or
+    validation has the triple. It is None, and ``checked`` is False, where training has nothing of one of its
+    entities and validation had too few such entities to fit to.
 
     Explained, it has each token's log-likelihood and the parts of its score: likelihood, vector, kge, rules,
     types, linked and others, and the second stages that the run ranks by. The likelihood is there even where
@@ -95,6 +95,13 @@ class Prediction:
         return row if self.tokens is None else row | {"tokens": list(self.tokens)}
 
 
+class _Sureness(NamedTuple):
+    """A probability, if there is one, and whether validation could check it."""
+
+    probability: float | None
+    checked: bool
+
+
 SHOWN_LINKS = 3  # triples that link a candidate already
 SHOWN_GROUPS = 4  # groups of features of trees
 
@@ -104,8 +111,7 @@ class Predictor:
 
     Args:
         retrieval: rank only what an index finds; fewer candidates than asked for may be left of it.
-        lists: the probabilities of candidates, where some are fitted to these scores.
-        seen_N: the entities that the run was trained on; None is those of the graph.
+        classifier: says how probable the shown triples are; None: nothing does.
 
     Example:
         >>> predictor = kgmlm.open_run("runs/demo").predictor  # doctest: +SKIP
@@ -117,14 +123,12 @@ class Predictor:
         graph: KnowledgeGraph,
         ranker: Ranker,
         retrieval: Retrieval | None = None,
-        lists: ListCalibration | None = None,
-        seen_N: BoolArray | None = None,
+        classifier: TripleClassifier | None = None,
     ) -> None:
         self.graph = graph
         self.ranker = ranker
         self.retrieval = retrieval
-        self.lists = lists
-        self.seen_N = graph.seen_N if seen_N is None else seen_N
+        self.classifier = classifier
         self.resolver = Resolver(graph)
 
     def with_entities(self, more: EntityTable, triples: IntArray | None = None) -> Predictor:
@@ -154,7 +158,8 @@ class Predictor:
 
             new = np.arange(len(self.graph.entities), len(graph.entities))
             retrieval = retrieval._replace(retriever=added(ranker, retrieval.retriever, new))
-        return Predictor(graph, ranker, retrieval, self.lists, self.seen_N)
+        classifier = self.classifier and self.classifier.with_signals(ranker)
+        return Predictor(graph, ranker, retrieval, classifier)
 
     @cached_property
     def _validation(self) -> FilterIndex:
@@ -197,7 +202,7 @@ class Predictor:
             explain: add each token's log-likelihood and the parts of the score.
         """
         table = Queries.of(queries)
-        for rows, ranked, scores_BC, ids_BC in self._ranked(table, k, novel, batch_size, advance):
+        for rows, ranked in self._ranked(table, k, novel, batch_size, advance):
             known_rows, known_ids = self._known.lookup(table[rows])
             known = set(zip(known_rows.tolist(), known_ids.tolist(), strict=True))
             never = set(zip(*(part.tolist() for part in self._never(table[rows], novel)), strict=True))
@@ -205,14 +210,13 @@ class Predictor:
                 [(i, score) for i, score in of_query if score > MISSED and (b, i) not in never][:k]
                 for b, of_query in enumerate(ranked)
             ]
-            ids = [[i for i, _ in of_query] for of_query in chosen]
-            probable = self._probabilities(table[rows], ids, scores_BC, ids_BC)
+            sureness = self._sureness(
+                table[rows], [[i for i, _ in of_query] for of_query in chosen], batch_size
+            )
             for b, row in enumerate(rows.tolist()):
                 predictions = [
-                    self._prediction(queries[row], rank, i, score, (b, i) in known, probability)
-                    for rank, ((i, score), probability) in enumerate(
-                        zip(chosen[b], probable[b], strict=True), 1
-                    )
+                    self._prediction(rank, i, score, (b, i) in known, sure)
+                    for rank, ((i, score), sure) in enumerate(zip(chosen[b], sureness[b], strict=True), 1)
                 ]
                 explained = explain and predictions
                 yield row, self._explained(queries[row], predictions) if explained else predictions
@@ -227,68 +231,48 @@ class Predictor:
             return []
         asked = Queries.of([query])
         ((_, (scores_N,)),) = self.ranker.rank(asked)
-        known_ids = self._known.lookup(asked)[1]
+        known = set(self._known.lookup(asked)[1].tolist())
         others_N = scores_N.copy()
         others_N[self._never(asked, novel)[1]] = float("-inf")
-        known = set(known_ids.tolist())
-        # A candidate is no more probable than those before it, of which the best have a say.
-        listed = sorted({*ids.tolist(), *top(others_N, BEFORE)}, key=lambda i: (-scores_N[i], i))
-        (probable,) = self._probabilities(asked, [listed], scores_N[None])
-        if self.retrieval is not None:  # they are of what the index finds
-            probable = [None] * len(listed)
-        probability = dict(zip(listed, probable, strict=True))
+        (sureness,) = self._sureness(asked, [ids.tolist()])
         predictions = [
-            self._prediction(
-                query,
-                1 + int((others_N > scores_N[i]).sum()),
-                i,
-                float(scores_N[i]),
-                i in known,
-                probability[i],
-            )
-            for i in ids.tolist()
+            self._prediction(1 + int((others_N > scores_N[i]).sum()), i, float(scores_N[i]), i in known, sure)
+            for i, sure in zip(ids.tolist(), sureness, strict=True)
         ]
         return self._explained(query, predictions)
 
-    def _prediction(
-        self, query: Query, rank: int, i: int, score: float, known: bool, probability: float | None
-    ) -> Prediction:
+    def _prediction(self, rank: int, i: int, score: float, known: bool, sure: _Sureness) -> Prediction:
         """A candidate with its label and name."""
-        found = self.graph.entities[i]
-        seen = (x < len(self.seen_N) and bool(self.seen_N[x]) for x in (i, query.entity))
-        checked = self.lists is None or all(seen)
-        if not checked:  # no hidden set has such entities
-            probability = None
+        entity = self.graph.entities[i]
         return Prediction(
-            rank, i, found.label, found.surface, score, known, probability=probability, checked=checked
+            rank,
+            i,
+            entity.label,
+            entity.surface,
+            score,
+            known,
+            probability=sure.probability,
+            checked=sure.checked,
         )
 
-    def _probabilities(
-        self,
-        asked: Queries,
-        ids: Sequence[Sequence[int]],
-        scores_BC: Floats,
-        ids_BC: IntArray | None = None,
-    ) -> list[list[float | None]]:
-        """The probabilities of candidates of each query, best first; None where there are none.
-
-        Args:
-            scores_BC: of all that compete: all entities, or those of ``ids_BC``.
-        """
-        if self.lists is None:
-            return [[None] * len(of_query) for of_query in ids]
+    def _sureness(
+        self, asked: Queries, ids: Sequence[Sequence[int]], batch_size: int = 64
+    ) -> list[list[_Sureness]]:
+        """How probable candidates of each query are."""
+        if self.classifier is None:
+            return [[_Sureness(None, True)] * len(of_query) for of_query in ids]
         rows = np.repeat(np.arange(len(ids)), [len(of_query) for of_query in ids])
-        chosen = np.array([i for of_query in ids for i in of_query], np.int64)
-        taken, columns = self.graph.context.answers.lookup(asked), chosen
-        if ids_BC is not None:
-            taken, (_, columns) = columns_of(ids_BC, *taken), columns_of(ids_BC, rows, chosen)
-        temperature = temperature_of(self.ranker)
-        found = self.lists.probabilities(asked, scores_BC, taken, rows, columns, temperature)
-        if self.graph.has("valid"):  # which has them: nobody asks how probable they are
-            tail, entity = asked.tail_B[rows], asked.entity_B[rows]
-            ends = np.where(tail, entity, chosen), asked.relation_B[rows], np.where(tail, chosen, entity)
-            found[self._validation.has(np.stack(ends, 1))] = np.nan
-        values = iter([None if x != x else x for x in found.tolist()])
+        triples = asked[rows].triples(np.array([i for of_query in ids for i in of_query], np.int64))
+        # nobody asks how probable a triple is that training or validation has
+        new = ~self.graph.context.answers.has(triples)
+        if self.graph.has("valid"):
+            new &= ~self._validation.has(triples)
+        sureness = [_Sureness(None, True)] * len(triples)
+        probabilities = self.classifier.probabilities(self.classifier.ask(triples[new], batch_size))
+        for n, probability in zip(np.flatnonzero(new).tolist(), probabilities.tolist(), strict=True):
+            is_checked = probability == probability  # else it is not a number
+            sureness[n] = _Sureness(probability if is_checked else None, is_checked)
+        values = iter(sureness)
         return [[next(values) for _ in of_query] for of_query in ids]
 
     def usual(self, query: Query) -> dict[str, float]:
@@ -308,28 +292,25 @@ class Predictor:
         novel: bool,
         batch_size: int,
         advance: Callable[[int], None],
-    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]], Floats, IntArray | None]]:
-        """Ids and scores of each query, best first: a shortlist, or the k best of all; and the scores of all
-        that compete, with their ids where these are not all entities.
-        """
+    ) -> Iterator[tuple[IntArray, list[list[tuple[int, float]]]]]:
+        """Ids and scores of each query, best first: a shortlist, or the k best of all."""
         if self.retrieval is not None:
             from kgmlm.ranking.retrieval import lists_of
 
-            found = lists_of(self.ranker, queries, self.retrieval, batch_size, advance)
-            for rows, scores_BC, ids_BC in found:
+            for rows, scores_BC, ids_BC in lists_of(
+                self.ranker, queries, self.retrieval, batch_size, advance
+            ):
                 assert ids_BC is not None
                 pairs = (
                     zip(*row, strict=True) for row in zip(ids_BC.tolist(), scores_BC.tolist(), strict=True)
                 )
-                best = [[(i, score) for i, score in row if i >= 0] for row in pairs]
-                yield rows, best, scores_BC, ids_BC
+                yield rows, [[(i, score) for i, score in row if i >= 0] for row in pairs]
             return
         for rows, scores_BN in self.ranker.rank(queries, batch_size=batch_size, advance=advance):
             ranked_BN = scores_BN.copy()
             ranked_BN[self._never(queries[rows], novel)] = -np.inf
             ids = [top(row, k) for row in ranked_BN]
-            best = [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
-            yield rows, best, scores_BN, None
+            yield rows, [[(i, float(row[i])) for i in of] for of, row in zip(ids, scores_BN, strict=True)]
 
     def _explained(self, query: Query, predictions: list[Prediction]) -> list[Prediction]:
         """Add to predictions the parts of their scores."""
@@ -391,7 +372,7 @@ class Predictor:
         """The reasons of those signals that can give some for a candidate: rules, links, mentions."""
         signals = [self.ranker.signals[name] for name in names]
         reasons = [reason for signal in signals for reason in signal.reasons(query, candidate)]
-        because = (*sentences(self.graph, reasons), *self._links(query, candidate, names))
+        because = (*sentences(self.graph.context, reasons), *self._links(query, candidate, names))
         mentions = self.ranker.signals.get(Mentions.name)
         if not isinstance(mentions, Mentions) or Mentions.name not in names:
             return because
@@ -444,25 +425,6 @@ class Predictor:
                 f"{side}_id": [p.id for p in predictions],
             }
         ).astype({"probability": float})
-
-
-def sentences(graph: KnowledgeGraph, reasons: Sequence[Reason]) -> tuple[str, ...]:
-    """Reasons in words: the triples that each rests on, and how often its rule is right; of rules that rest
-    on the same triples the first one.
-    """
-    relations, entities = graph.relations, graph.entities
-
-    def said(triple: tuple[int, int, int]) -> str:
-        h, r, t = triple
-        return f"{entities[h].surface} {relations[r].name} {entities[t].surface}"
-
-    first: dict[tuple[tuple[int, int, int], ...], Reason] = {}
-    for reason in reasons:
-        first.setdefault(reason.triples, reason)
-    return tuple(
-        f"{' and '.join(map(said, triples))} ({reason.correct:,} of {reason.predicted:,})"
-        for triples, reason in first.items()
-    )
 
 
 def _told_of_trees(parts: Mapping[str, float]) -> tuple[str, ...]:

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from kgmlm.core.arrays import BoolArray, FloatArray, IntArray, highest
+from kgmlm.core.arrays import FloatArray, IntArray, highest
 from kgmlm.core.config import Protocol, Side, load_protocol
 from kgmlm.core.errors import DataError
 from kgmlm.core.tables import ENDS
 from kgmlm.evaluation.compare import Difference
-from kgmlm.evaluation.metrics import Bins, Ranks, half_interval, rank_answers, read_ranks, sides, summarize
+from kgmlm.evaluation.metrics import Ranks, half_interval, rank_answers, read_ranks, sides, summarize
 from kgmlm.evaluation.results import about_relations, breakdown, brief
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import SPLITS, FilterIndex, Queries, both_sides
 from kgmlm.prediction.new_facts import TEST, NewFacts
-from kgmlm.ranking.likely import ListCalibration
+from kgmlm.ranking.probability import Calibration
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.reporting.charts import (
     BOTTOM,
@@ -36,13 +36,11 @@ from kgmlm.reporting.charts import (
     Chart,
     Interval,
     Line,
-    Series,
     Table,
     about,
     bar_chart,
     clipped,
     interval_chart,
-    line_chart,
     number,
     percent,
     weight,
@@ -327,7 +325,7 @@ def fact_table(found: NewFacts, graph: KnowledgeGraph) -> Table:
         there = [Cell("yes" if tuple(fact[end] for end in ENDS) in test else "")] if test else []
         told = clipped(" ".join(fact[f"{end}_name"] for end in ENDS), _DESCRIBED)
         rows.append((Cell(told), percent(fact["probability"]), Cell(clipped(reason, _DESCRIBED)), *there))
-    columns = ("fact", "probability", "because (how often the rule is right)", *(["in test"] if test else []))
+    columns = ("fact", "probability", "because", *(["in test"] if test else []))
     return Table.of("Facts that the graph probably lacks", columns, rows)
 
 
@@ -425,64 +423,59 @@ def relation_table(ranked: Ranked) -> Table:
     return Table.of("By relation", columns, rows, sortable=True)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The figures of probabilities on triples of a split.
-
-    Attributes:
-        bins: the reliability diagram.
-        figures: as of :func:`kgmlm.evaluation.metrics.measured`.
+def calibration_chart(calibration: Calibration) -> Chart | None:
+    """How many validation triples were expected and are there, from each probability on; None where a file
+    does not say.
     """
-
-    split: str
-    bins: Bins
-    figures: Mapping[str, Any]
-
-
-def reliability_chart(found: Measured) -> Chart:
-    """A reliability diagram of probabilities."""
-    bins = found.bins
-    columns = [bins.predicted_K, bins.observed_K, bins.mass_K]
-    rows = [
-        (number(float(p), 3), number(float(o), 3), percent(float(m)))
-        for p, o, m in zip(*columns, strict=True)
+    rows = calibration.chosen_by.get("valid", {}).get("held out")
+    if not rows:
+        return None
+    keys = (("probability", 2), ("candidates", 0), ("expected", 0), ("validation", 0))
+    cells = [tuple(number(float(row[key]), digits) for key, digits in keys) for row in rows]
+    columns = ("probability, at least", "triples", "expected in validation", "found")
+    table = Table.of("Triples, by what was fitted to the others", columns, cells)
+    series = [
+        (name, [float(row[key]) for row in rows])
+        for name, key in (("expected", "expected"), ("found", "validation"))
     ]
-    table = Table.of("Reliability", ("probability", "share that is true", "of all"), rows)
-    points = [(float(p), float(o)) for p, o in zip(bins.predicted_K, bins.observed_K, strict=True)]
-    series = Series("run", points, [float(m) for m in bins.mass_K])
-    description = f"The mean distance to the line where both are equal is {found.figures['ece']:.3f}."
-    return line_chart(
-        "Reliability of the probabilities", description, [series], table, unit=True,
-        labels=("probability that the run gives", "share that is true"),
+    least = [f"{row['probability']:g}" for row in rows]
+    return bar_chart(
+        "Probabilities on validation", "Validation triples, expected and found, from each probability on.",
+        least, series, table, labels=("probability, at least", "triples"),
     )  # fmt: skip
 
 
-def reliability_table(found: Measured) -> Table:
-    """The figures of probabilities."""
-    told, low_high = found.figures, found.figures.get("ece_95", (None, None))
+def decision_table(calibration: Calibration) -> Table | None:
+    """How well probabilities decide where half of the triples are true."""
+    half = calibration.chosen_by.get("valid", {}).get("half")
+    if not half:
+        return None
     rows = [
-        (Cell("calibration error (ECE): 0 is perfect"), number(told["ece"])),
-        (Cell("its 95 % interval"), Cell(" to ".join(number(x).text for x in low_high), right=True)),
-        (Cell("decided rightly at a probability of .5"), percent(told["accuracy"])),
-        (Cell("AUC: how often a true triple has a higher one than a false one"), number(told.get("auc"))),
-        (Cell("Brier score: 0 is perfect, always saying .5 has .25"), number(told["brier"])),
-        (Cell("true triples"), number(told["positives"], 0)),
-        (Cell("false triples"), number(told["negatives"], 0)),
+        (Cell("decided rightly at a probability of .5"), percent(half["accuracy"])),
+        (Cell("AUC: how often a true triple has a higher one than a false one"), number(half.get("auc"))),
+        (Cell("Brier score: 0 is perfect, always saying .5 has .25"), number(half["brier"])),
+        (Cell("calibration error (ECE): 0 is perfect"), number(half["ece"])),
     ]
-    return Table.of(f"Probabilities on {found.split}", ("figure", "value"), rows)
+    return Table.of("Where half of the triples are true", ("figure", "value"), rows)
 
 
-def list_table(found: ListCalibration) -> Table:
-    """Counts of ranked answers of validation that were expected and found, from each probability on."""
-    rows = [
-        tuple(
-            number(float(row[key]), digits)
-            for key, digits in (("probability", 2), ("candidates", 0), ("expected", 0), ("validation", 0))
-        )
-        for row in found.valid["held out"]
+def list_chart(report: Mapping[str, Any]) -> Chart:
+    """Precision of the best listed triples, expected and found in a hidden split, and their recall."""
+    rows = [row for row in report["best"] if row["listed"]]
+    keys = ("listed", "true", "expected", "precision", "recall")
+    cells = [
+        (number(row["listed"], 0), number(row["true"], 0), *(percent(row[key]) for key in keys[2:]))
+        for row in rows
     ]
-    columns = ("probability, at least", "answers", "expected in validation", "found")
-    return Table.of("Ranked answers, by what was fitted to the others", columns, rows)
+    table = Table.of(f"The best triples, by {report['split']}", keys, cells)
+    series = [
+        (name, [float(row[key] or 0) for row in rows])
+        for name, key in (("expected", "expected"), ("precision", "precision"), ("recall", "recall"))
+    ]
+    return bar_chart(
+        "The list, judged as a list", "Precision of the best triples, expected and found, and recall.",
+        [f"{row['listed']:,}" for row in rows], series, table, labels=("the best", "share"),
+    )  # fmt: skip
 
 
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
@@ -637,17 +630,3 @@ def shown(graph: KnowledgeGraph, found: Sequence[Question]) -> list[ShownQuestio
             )
         )
     return rows
-
-
-def measured_on(split: str, labels: BoolArray, probabilities: FloatArray, groups: Any) -> Measured | None:
-    """Measure probabilities, true and false triples weighing the same; None where there is but one."""
-    from kgmlm.evaluation.metrics import binned, measured, reweighted
-
-    if not labels.any() or labels.all():
-        return None
-    weights = reweighted(labels, np.ones(len(labels)), 0.5)
-    return Measured(
-        split,
-        binned(labels, probabilities, weights, bins=10),
-        measured(labels, probabilities, weights, groups=groups),
-    )

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -30,9 +29,7 @@ from kgmlm.graphs.checks import check_graph, lines_of
 from kgmlm.prediction.new_facts import FILE, NewFacts
 from kgmlm.reporting.charts import Cell, Chart, Table
 from kgmlm.reporting.figures import Ranked, ShownQuestion
-from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder
-from kgmlm.runs.opened import open_ranker
 from kgmlm.runs.provenance import past_graphs
 from kgmlm.runs.run import Run, open_run, path_if
 from kgmlm.runs.writing import check_result
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from kgmlm.ranking.ranker import Ranker
-    from kgmlm.reporting.figures import Measured, Question
+    from kgmlm.reporting.figures import Question
 
 _FOLDER = Path(__file__).parent / "page"
 
@@ -70,12 +67,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Probabilities:
-    """The figures of probabilities, of given triples and of ranked answers; the kind of false triples."""
+    """What probabilities stand for, how they come true on validation, and how well they decide."""
 
-    chart: Chart
-    table: Table
-    negatives: str
-    lists: Table | None
+    stands_for: str
+    chart: Chart | None
+    table: Table | None
 
 
 @dataclass(frozen=True)
@@ -115,6 +111,7 @@ class Contents:
     signals: Table | None = None
     new_facts: Table | None = None
     came_true: str = ""
+    new_facts_chart: Chart | None = None
     measured: Probabilities | None = None
     uncalibrated: str = ""
     reranked: str = ""
@@ -185,7 +182,6 @@ def _digest(text: str) -> str:
 
 
 SHOWN = 20  # worst questions, and as many typical ones
-MEASURED = 500  # true triples on which probabilities are measured
 UNRANKED = (
     "No triples of the graph were kept back from training, so nothing says how well this run ranks; "
     "`kgmlm data split` keeps some back."
@@ -342,7 +338,7 @@ class _Work:
                 "example": next((q for q in shown if q.head is not None), shown[0]),
                 "moved": _moved([*worst, *typical]),
             }
-        probabilities = self._probabilities(ranker, "" if ranked is None else ranked.split)
+        probabilities = self._probabilities()
         more["uncalibrated" if isinstance(probabilities, str) else "measured"] = probabilities
         more["signals"] = self._signals()
         more |= self._new_facts()
@@ -394,7 +390,8 @@ class _Work:
                 return {}
         if found is None or not len(found.table):
             return {}
-        return {"new_facts": figures.fact_table(found, run.graph), "came_true": figures.came_true(found)}
+        made = {"new_facts": figures.fact_table(found, run.graph), "came_true": figures.came_true(found)}
+        return made if found.report is None else made | {"new_facts_chart": figures.list_chart(found.report)}
 
     def _result(self, ranked: Ranked) -> Result:
         """The sections that ranks say."""
@@ -415,61 +412,19 @@ class _Work:
             relations=figures.relation_table(ranked),
         )
 
-    def _probabilities(self, ranker: Ranker, split: str) -> Probabilities | str:
-        """Probabilities measured on the split, or why there are none."""
-        from kgmlm.prediction.calibration import Sample, read_calibration
+    def _probabilities(self) -> Probabilities | str:
+        """The run's probabilities, or why there are none."""
         from kgmlm.reporting import figures
 
         folder = self.run.folder
-        if not split:
-            return "There are no triples kept back from training to measure probabilities on."
         try:
-            found = read_calibration(folder)
+            calibration = folder.calibration
         except RunError as error:
             return str(error)
-        if found is None:
+        if calibration is None:
             return _how_to_calibrate(folder)
-        scorer = ranker.unreranked()
-        if not (
-            self.run.options.is_plain and self.run.extended_graph is None
-        ):  # else by what they were fitted to
-            scorer = open_ranker(folder, self.run.options.plain(), folder.graph)
-            read_vectors(scorer, self.watch, self.batch_size)
-        most = min(self.max_triples or MEASURED, MEASURED)
-        sample = Sample.of(
-            folder.graph, split, scorer, most=most, seed=1, batch_size=self.batch_size, advance=self.watch
-        )
-        measured = self._measured(found, scorer, sample, split) if len(sample.labels) else None
-        if measured is None:
-            return f"The {split} split has no triple that training lacks, to measure probabilities on."
-        drawn = (
-            "corrupted ones"
-            if (sample.kinds >= 0).any()
-            else "those that the files of the graph say are false"
-        )
-        lists = next((x for x in reversed(found.lists)), None)
-        return Probabilities(
-            figures.reliability_chart(measured),
-            figures.reliability_table(measured),
-            drawn,
-            None if lists is None else figures.list_table(lists),
-        )
-
-    def _measured(self, calibration: Any, scorer: Ranker, sample: Any, split: str) -> Measured | None:
-        from kgmlm.prediction.features import features
-        from kgmlm.ranking.likely import temperature_of
-        from kgmlm.reporting.figures import measured_on
-
-        found = features(
-            scorer,
-            sample.triples,
-            self.run.folder.graph.context.answers,
-            temperature=temperature_of(scorer),
-            batch_size=self.batch_size,
-            advance=partial(self.watch, "measuring probabilities"),
-        )
-        said = calibration.probability(found, sample.triples[:, 1])
-        return measured_on(split, sample.labels, said, sample.groups)
+        chart, table = figures.calibration_chart(calibration), figures.decision_table(calibration)
+        return Probabilities(calibration.stands_for(folder.graph.validation), chart, table)
 
     def compared(self, own: Path | None, other: Run, spare: Path) -> Compared:
         """Another run beside this one.

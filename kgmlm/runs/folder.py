@@ -37,11 +37,11 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from kgmlm.core import digests, files
 from kgmlm.core.config import Settings, Stage, load_settings
 from kgmlm.core.digests import RESTORE
-from kgmlm.core.errors import KgmlmError, RunError, first_line, quoted
+from kgmlm.core.errors import KgmlmError, NoProbabilitiesError, RunError, first_line, quoted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph
-from kgmlm.ranking.likely import ListCalibration
-from kgmlm.runs.tuned import MIXTURE, TREES, TREES_FILE, WEIGHTS, TunedWeights
+from kgmlm.ranking.probability import Calibration
+from kgmlm.runs.tuned import MIXTURE, SECOND, TREES, TREES_FILE, WEIGHTS, TunedWeights
 from kgmlm.signals import SIGNALS, kinds_in
 from kgmlm.signals.vector import Vector
 from kgmlm.text.tokenization import Vocabulary
@@ -151,32 +151,38 @@ class RunFolder:
 
     @property
     def scored_by(self) -> dict[str, str]:
-        """Digests of the run's signals and of their weights, by which its probabilities are fitted."""
-        signals = files.parse_json(self.contents[MIXTURE])["signals"]
-        weights = hashlib.sha256(json.dumps(signals, sort_keys=True).encode()).hexdigest()
-        return {**self.fingerprints, WEIGHTS: weights}
+        """Digests of the run's signals, trees and weights, by which its probabilities are fitted."""
+        values = files.parse_json(self.contents[MIXTURE])
+        used = json.dumps([values["signals"], *(values.get(name) for name in SECOND)], sort_keys=True)
+        return {**self.fingerprints, WEIGHTS: hashlib.sha256(used.encode()).hexdigest()}
 
     @cached_property
-    def lists(self) -> tuple[ListCalibration, ...]:
-        """The probabilities of candidate lists; none where none were fitted to what the run is now.
+    def calibration(self) -> Calibration | None:
+        """The run's probabilities; None where none were fitted.
 
         Raises:
             RunError: when they are damaged.
+            NoProbabilitiesError: when the run has changed since.
         """
         if PROBABILITIES not in self.contents:
-            return ()
+            return None
+        path, again = self.path / PROBABILITIES, f"`kgmlm calibrate {quoted(self.path)}`"
         try:
-            kept = digests.without_retired(files.parse_json(self.contents[PROBABILITIES]))
-            lists = tuple(
-                ListCalibration.model_validate(x, strict=False, extra="forbid") for x in kept.get("lists", ())
+            calibration = Calibration.model_validate(
+                files.parse_json(self.contents[PROBABILITIES]), strict=False
             )
-        except (ValueError, AttributeError, TypeError) as error:
+        except ValueError as error:
             why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
-            raise RunError(
-                f"{self.path / PROBABILITIES} is damaged: {why}; `kgmlm calibrate {quoted(self.path)}` makes "
-                "it again"
-            ) from None
-        return lists if kept.get("chosen_for") == self.scored_by else ()
+            raise RunError(f"{path} is damaged: {why}; {again} makes it again") from None
+        if len(calibration.mean) != len(self.graph.relations) + 1:
+            raise RunError(f"{path} is damaged: it has other relations than the run; {again} makes it again")
+        now, then = self.scored_by, calibration.chosen_for
+        if stale := sorted(name for name in {*now, *then} if now.get(name) != then.get(name)):
+            raise NoProbabilitiesError(
+                f"{self.path}: its probabilities were not fitted for the {' and '.join(stale)} that it has "
+                f"now; {again} fits them again"
+            )
+        return calibration
 
     @property
     def vectors_unread(self) -> bool:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from kgmlm.core import files, machine
+from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import ConfigError, ModelError, RunError, quoted
 from kgmlm.core.files import as_path
 from kgmlm.core.progress import Watcher
@@ -22,7 +25,7 @@ from kgmlm.ranking.ranker import Ranker, SecondStage, Use
 from kgmlm.ranking.second_stage import Conditional, ReverseScoring
 from kgmlm.ranking.trees import Trees
 from kgmlm.runs.entity_vectors import read_vectors
-from kgmlm.runs.folder import PAUSE, PROBABILITIES, TRIES, RunFolder, interrupted, read_as_one, read_folder
+from kgmlm.runs.folder import PAUSE, TRIES, RunFolder, interrupted, read_as_one, read_folder
 from kgmlm.runs.models import ONNX, open_text
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
@@ -33,8 +36,8 @@ from kgmlm.signals.types import EntityTypes, Types
 from kgmlm.text.onnx_model import ONNX_FILE
 
 if TYPE_CHECKING:
-    from kgmlm.ranking.likely import ListCalibration
     from kgmlm.ranking.predictor import Predictor
+    from kgmlm.ranking.probability import Calibration, TripleClassifier
     from kgmlm.ranking.retrieval import Retrieval
     from kgmlm.signals.base import Signal
 
@@ -107,32 +110,53 @@ def open_predictor(
     opened = read_as_one(run, read)
     ranker = opened.ranker.allowing_self() if options.allow_self else opened.ranker
     read_vectors(ranker, watch, batch_size)
-    lists = lists_of(opened, options, ranker, watch.tell)
-    seen_N = opened.folder.graph.seen_N
-    return opened.folder, Predictor(opened.graph, ranker, opened.retrieval, lists, seen_N)
+    classifier = classifier_of(opened, options, watch.tell)
+    return opened.folder, Predictor(opened.graph, ranker, opened.retrieval, classifier)
 
 
-def lists_of(
-    opened: OpenedRun, options: RankingOptions, ranker: Ranker, tell: Callable[[str], None]
-) -> ListCalibration | None:
-    """The probabilities that were fitted to the scores of a ranker; None where none were."""
+def classifier_of(
+    opened: OpenedRun, options: RankingOptions, tell: Callable[[str], None] = lambda message: None
+) -> TripleClassifier | None:
+    """What says how probable triples are; None where the run has no probabilities, or not all signals are
+    asked for.
+
+    Args:
+        tell: called with the reason why the run's probabilities cannot be shown.
+    """
     if options.scores != "all":
         return None
-    folder, retrieve = opened.folder, 0 if opened.retrieval is None else opened.retrieval.k
     try:
-        fitted = folder.lists
+        calibration = opened.folder.calibration
     except RunError as error:
         tell(f"no probabilities: {error}")
         return None
-    stages = {name: (use.k, use.weight) for name, use in ranker.uses.items() if use.k}
-    lists = next((x for x in fitted if (x.stages, x.retrieve) == (stages, retrieve)), None)
-    as_by_default = options.rerank is None and options.retrieve is None
-    if lists is None and PROBABILITIES in folder.contents and as_by_default and not folder.is_unpacked:
-        tell(
-            f"no probabilities: they were fitted to other scores; `kgmlm calibrate {quoted(folder.path)}` "
-            "fits them again"
-        )
-    return lists
+    return None if calibration is None else classifier_by(opened, calibration)
+
+
+def classifier_by(opened: OpenedRun, calibration: Calibration) -> TripleClassifier:
+    """What says how probable triples of an opened run's graph are, whatever second stages were asked for."""
+    from kgmlm.ranking.probability import TripleClassifier
+
+    run, graph, ranker = opened.folder, opened.graph, opened.ranker
+    if tuple(run.tuned.active) == (TREES,):
+        ranker = ranker.with_stage(second_stage(run, TREES, run.tuned.active[TREES]))
+    rows = None
+    if graph.relations is not run.graph.relations:
+        numbers = run.graph.relations.index
+        rows = np.array([numbers.get(relation.label, -1) for relation in graph.relations], np.int64)
+    return TripleClassifier.of(ranker, calibration, rows, seen_by(run, graph))
+
+
+def seen_by(run: RunFolder, graph: KnowledgeGraph) -> BoolArray:
+    """Return which entities of a graph a run was trained on, ``(N,)``, by their labels."""
+    trained = run.graph
+    if graph.entities is trained.entities:
+        return trained.seen_N
+    labels, count = trained.entities.table.column("label"), len(trained.entities)
+    if graph.entities.table.column("label").slice(0, count).equals(labels):  # with further ones
+        return np.append(trained.seen_N, np.zeros(len(graph.entities) - count, np.bool_))
+    rows = np.array([trained.entities.index.get(label, -1) for label in graph.entities.column("label")])
+    return np.where(rows >= 0, trained.seen_N[rows], False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from kgmlm.graphs.given import AskedQueries, Triples
     from kgmlm.graphs.queries import Query
-    from kgmlm.ranking.likely import ListCalibration
     from kgmlm.ranking.predictor import Prediction, Predictor
 
 
@@ -204,12 +203,13 @@ class Run:
         return self.folder.settings
 
     @property
-    def lists(self) -> ListCalibration | None:
-        """The calibration of ranked answers by the first stage alone; None if the run has none."""
+    def sureness(self) -> str:
+        """What a probability stands for, as a sentence; empty where the run has none."""
         try:
-            return next(iter(self.folder.lists), None)
-        except RunError:  # damaged: it ranks without them
-            return None
+            calibration = self.folder.calibration
+        except RunError:  # damaged, or of an earlier state: it ranks without them
+            return ""
+        return calibration.stands_for(self.folder.graph.validation) if calibration else ""
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -447,6 +447,10 @@ class Run:
     def complete(self, output: str | Path, **options: Any) -> Any:
         """List the triples that the graph lacks; see :func:`kgmlm.complete`."""
         return kgmlm.complete(self, output, **options)
+
+    def missing(self, entity: str | Sequence[str], **options: Any) -> Any:
+        """List the facts that an entity probably lacks; see :func:`kgmlm.missing`."""
+        return kgmlm.missing(self, entity, **options)
 
     def update(self, triples: Triples | str | Path = (), **options: Any) -> Any:
         """Add triples and entities to the run, and train it on; see :func:`kgmlm.update`."""

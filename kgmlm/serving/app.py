@@ -35,6 +35,7 @@ from kgmlm.serving.session import (
     AddTask,
     ClassifyTask,
     ExploreTask,
+    MissingTask,
     Origin,
     Own,
     RankTask,
@@ -480,7 +481,7 @@ def _add_asking(app: FastAPI, service: Service) -> None:
     async def classify(request: Request, body: schema.ClassifyRequest) -> Any:
         """Classify triples: how probable it is that they are true; of calibrated runs (`kgmlm calibrate`)."""
         own = Own(body.entities)
-        task = ClassifyTask(body.triples, body.prior, body.relation_thresholds, body.explain, own)
+        task = ClassifyTask(body.triples, body.prior, body.explain, own)
         return await _answer(schema.ClassifyResponse, {"results": await service.ask_each(request, task)})
 
     @app.post(
@@ -528,6 +529,16 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
     ) -> Any:
         """The entities that are most like one, by their embeddings; none where it has no embedding."""
         (found,) = await service.ask(request, SimilarTask(entity, k))
+        return {"results": found}
+
+    @app.get("/missing", response_model=schema.MissingResponse)
+    async def missing(
+        request: Request,
+        entity: Annotated[str, Query(max_length=schema.LONGEST_NAME, description="Its label.")],
+        k: Annotated[int, Query(ge=1, le=100)] = 10,
+    ) -> Any:
+        """The facts that an entity probably lacks, over all relations, the most probable first."""
+        (found,) = await service.ask(request, MissingTask(entity, k))
         return {"results": found}
 
     @app.post("/near", response_model=schema.NearResponse)
@@ -606,8 +617,7 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
         return {
             **service.information,
             "version": __version__,
-            "calibrated": session.calibration is not None,
-            "hidden": None if session.predictor.lists is None else session.predictor.lists.hidden,
+            "stands_for": session.stands_for,
             "writable": service.options.writable,
             "folder": session.origin.standing,
             "judging": judging.possible,

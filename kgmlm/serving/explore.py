@@ -277,23 +277,6 @@ class Explorer:
             "same_question": self._nearest(candidate, answers),
         }
 
-    def likeness(self, head: int, relation: int, tail: int) -> str:
-        """A sentence on the training triple of the same relation that shares most facts with a triple's other
-        entity; empty where none shares any.
-        """
-        of = self.graph.relations[relation].name
-        asked = ((Query(head, relation, "tail"), tail), (Query(tail, relation, "head"), head))
-        found: list[tuple[int, str]] = []
-        for query, candidate in asked:
-            me = self.graph.entities[query.entity].surface
-            answer = self.graph.entities[candidate].surface
-            for row in self.near(query, candidate)["same_answer"][:1]:
-                ends = (row["name"], answer) if query.target == "tail" else (answer, row["name"])
-                said = f"{ends[0]} {of} {ends[1]}, and {row['name']} shares {row['shared']} of {row['of']} "
-                found.append((row["shared"], f"{said}facts with {me}"))
-        shared, sentence = max(found, default=(0, ""))
-        return sentence if shared else ""
-
     def _nearest(self, entity: int, others: IntArray) -> list[Row]:
         """Return some of these entities, those that share most facts with one first."""
         shared = self._shared_N(entity)[others]

@@ -148,9 +148,8 @@ class ClassifyRequest(Body):
     """Triples whose probability is asked for."""
 
     triples: list[Triple] = Field(min_length=1, max_length=MOST_QUERIES)
-    prior: float = Field(0.5, gt=0, lt=1, description="The share of true triples among those asked about.")
-    relation_thresholds: bool = Field(
-        False, description="Decide by a threshold of each relation, chosen on validation, instead of by .5."
+    prior: float = Field(
+        0.5, gt=0, lt=1, description="The share of true triples in the list, for `probability_if_half_true`."
     )
     explain: bool = Field(False, description="Say what each probability is made of.")
     entities: NewEntities = []
@@ -197,13 +196,15 @@ class Ranked(BaseModel):
     entity: str = Field(description="Its label.")
     name: str
     probability: float | None = Field(
-        description="Of finding the triple in a further hidden set; null where training or validation has "
-        "it, or nothing is fitted."
+        description="The share of such triples in a further hidden set; null where training or validation "
+        "has it, or nothing is fitted."
     )
     score: float
     known: bool = Field(description="Whether the graph has the triple, in any split.")
     checked: bool = Field(
-        True, description="False where training has nothing of an entity, so that there is no probability."
+        True,
+        description="False where validation has too few entities like one of the triple, which training "
+        "has not, so that there is no probability.",
     )
 
 
@@ -364,8 +365,13 @@ class Classified(BaseModel):
     head: str
     relation: str
     tail: str
-    probability: float | None = Field(description="null where training has the triple")
-    true: bool
+    probability: float | None = Field(
+        description="As of /rank; null where training has the triple, or nothing is fitted to such entities."
+    )
+    probability_if_half_true: float | None = Field(
+        description="The same in a list of which half, or `prior`, is true."
+    )
+    true: bool = Field(description="Known, or .5 or more in such a list.")
     known: bool = Field(description="Whether training has the triple.")
     parts: dict[str, Any] | None = None
 
@@ -449,11 +455,17 @@ class NewFact(BaseModel):
     head_name: str
     relation_name: str
     tail_name: str
-    probability: float | None = Field(
-        description="Of finding it in a further hidden set; null where validation has too little to say."
+    probability: float | None = Field(description="As of /rank; null where validation has too little to say.")
+    because: str = Field(
+        description="Why: a rule, a training triple that is like it, or a description; may be empty."
     )
-    because: str = Field(description="Why: by rules, or by training triples that are like it; may be empty.")
     in_test: bool = Field(description="Whether the test split, of which the list knows nothing, has it.")
+
+
+class MissingResponse(BaseModel):
+    """The facts that an entity probably lacks, the most probable first."""
+
+    results: list[NewFact]
 
 
 class CameTrue(BaseModel):
@@ -539,10 +551,9 @@ class InfoResponse(BaseModel):
     trained: dict[str, Any]
     validation: dict[str, Any]
     ranks: dict[str, Any]
-    calibrated: bool = Field(description="Whether /classify answers.")
-    hidden: str | None = Field(
-        description="How large the hidden set is of which the probabilities of ranked answers are shares; "
-        "null where they have none."
+    stands_for: str | None = Field(
+        description="What a probability stands for, as a sentence; null where there are none, and /classify "
+        "does not answer."
     )
     writable: bool = Field(description="Whether POST /entities is allowed.")
     judging: bool = Field(description="Whether POST /feedback is allowed.")

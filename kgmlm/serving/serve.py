@@ -21,21 +21,18 @@ from contextlib import (
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kgmlm.core.errors import ConfigError, RunError, check_numbers, first_line
+from kgmlm.core.errors import ConfigError, check_numbers, first_line
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.runs.run import Run, open_run, path_of
 from kgmlm.serving.app import PATIENCE
 from kgmlm.sharing.info import info
-
-if TYPE_CHECKING:
-    from kgmlm.prediction.calibration import Calibration
 
 LAST_PORT = 65_535
 ANSWERING, LEAVING = 6, 9  # seconds that open requests, and then connections, have after SIGTERM
@@ -363,10 +360,14 @@ def service(
         opened.reopen()
     with watcher_of(progress) as watch:
         opened.open(watch)
-        session = Session(opened, _calibration(opened, watch), batch_size)
-        if session.origin.standing != "as opened":  # so nobody knows which model the rest was read for
-            session.calibration = None
-            watch.tell(f"{opened.path} has changed since it was opened: /classify does not answer")
+        session = Session(opened, batch_size)
+        if session.stands_for is None:
+            how = (
+                "pack PACK --calibrate --output NEW"
+                if opened.folder.is_unpacked
+                else f"calibrate {opened.path}"
+            )
+            watch.tell(f"/classify does not answer: the run has no probabilities; `kgmlm {how}` fits them")
     options = Options(
         token,
         None if any_host or token is not None else LOOPBACK,
@@ -432,21 +433,6 @@ def serve(
         app = Reloading(made, again, watcher_of(progress).tell) if watch else made
         del run, made  # a run that is opened again takes the place of this one
         run_server(app, at, lambda: ready(address(at)), "info" if log else "warning", root_path.rstrip("/"))
-
-
-def _calibration(run: Run, watch: Watcher) -> Calibration | None:
-    """The calibration of the run as it is; None, and a message, where there is none."""
-    from kgmlm.prediction.calibration import read_calibration
-
-    how = "pack PACK --calibrate --output NEW" if run.folder.is_unpacked else f"calibrate {run.path}"
-    why = f"{run.path} has no probabilities; `kgmlm {how}` fits them"
-    try:
-        found = read_calibration(run.folder)
-    except RunError as error:
-        found, why = None, str(error)
-    if found is None:
-        watch.tell(f"/classify does not answer: {why}")
-    return found
 
 
 def _feedback(run: Run, everybody: bool) -> Path | None:

@@ -23,13 +23,11 @@ from kgmlm.graphs.entities import EntityTable, folded
 from kgmlm.graphs.graph import Edge, KnowledgeGraph
 from kgmlm.graphs.names import ExactResolver, Resolver
 from kgmlm.graphs.queries import Query
-from kgmlm.prediction.calibration import Calibration
-from kgmlm.prediction.classify import Classified, judged
+from kgmlm.prediction.classify import judged
+from kgmlm.prediction.missing import missing_of
 from kgmlm.ranking.predictor import Prediction, Predictor
-from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import PROBABILITIES, read_record
-from kgmlm.runs.opened import open_ranker
 from kgmlm.runs.run import Run
 from kgmlm.serving.explore import Explorer, Hit, Pages, Search, shown, told
 from kgmlm.serving.schema import (
@@ -269,7 +267,6 @@ class ClassifyTask:
 
     triples: Sequence[Triple]
     prior: float = 0.5
-    relation_thresholds: bool = False
     explain: bool = False
     own: Own = field(default_factory=Own)
 
@@ -297,7 +294,15 @@ class SimilarTask:
     k: int
 
 
-Task = RankTask | ClassifyTask | AddTask | ExploreTask | SimilarTask
+@dataclass(frozen=True)
+class MissingTask:
+    """The k facts that one of the run's entities most probably lacks; it is asked for by its label."""
+
+    entity: str
+    k: int
+
+
+Task = RankTask | ClassifyTask | AddTask | ExploreTask | SimilarTask | MissingTask
 Row = dict[str, Any]
 
 
@@ -306,15 +311,14 @@ class Session:
 
     Args:
         run: as it is to be asked.
-        calibration: what the probabilities of given triples go by; None where they were not fitted.
         batch_size: queries per forward pass.
 
     Attributes:
         origin: the folder that the run was opened from.
     """
 
-    def __init__(self, run: Run, calibration: Calibration | None = None, batch_size: int = 64) -> None:
-        self.run, self.calibration, self.batch_size = run, calibration, batch_size
+    def __init__(self, run: Run, batch_size: int = 64) -> None:
+        self.run, self.batch_size = run, batch_size
         self.graph = run.graph
         self.pages = Pages(run.graph)
         self.searched = Search(run.graph.entities)
@@ -322,8 +326,13 @@ class Session:
         self.added: list[NewEntity] = []
         self.predictor = run.open(Watcher())
         self.origin = Origin(run)
-        self._plain = None if calibration is None else _plain(run)
         self.names = Names(run.graph, self.find)
+
+    @property
+    def stands_for(self) -> str | None:
+        """What a probability stands for, as a sentence; None where there are none."""
+        classifier = self.predictor.classifier
+        return None if classifier is None else classifier.calibration.stands_for(self.run.graph.validation)
 
     def parts(self, task: Task) -> list[tuple[Task, int]]:
         """A task in parts of a batch or less, each with its size: about how many texts the model reads.
@@ -335,10 +344,14 @@ class Session:
             return [(task, max(1, len(task.entities)))]
         if isinstance(task, SimilarTask):
             return [(task, 1)]
+        if isinstance(task, MissingTask):
+            return [(task, self.batch_size)]
         if isinstance(task, ClassifyTask):
             size, count = 2, len(task.triples)
         else:
             size = 1 + sum(use.k for use in self.predictor.ranker.uses.values())
+            if self.predictor.classifier is not None:  # each answer is asked for from its other side
+                size += task.asked.k + len(task.asked.also) if isinstance(task, ExploreTask) else task.k
             if isinstance(task, ExploreTask):
                 size, count = size + (task.asked.k + len(task.asked.also)) // EXPLAINED, 1
             else:
@@ -366,6 +379,8 @@ class Session:
                 results[at] = self._tried(self._explored, task)
             elif isinstance(task, SimilarTask):
                 results[at] = self._tried(self._similar, task)
+            elif isinstance(task, MissingTask):
+                results[at] = self._tried(self._missing, task)
         ranked = {at: task for at, task in enumerate(tasks) if isinstance(task, RankTask)}
         alike: dict[Any, dict[int, RankTask]] = defaultdict(dict)
         for at, task in ranked.items():
@@ -430,19 +445,19 @@ class Session:
         if not tasks:
             return {}
         try:
-            if self.calibration is None:
+            predictor, names = self._knowing(next(iter(tasks.values())).own)
+            if predictor.classifier is None:
                 raise RunError(
                     "this run has no probabilities; `kgmlm calibrate` fits them, before it is served"
                 )
-            predictor, names = self._knowing(next(iter(tasks.values())).own)
         except KgmlmError as error:
             return dict.fromkeys(tasks, error)
         results = {at: self._tried(lambda t: _ids(names, t.triples), task) for at, task in tasks.items()}
         asked = {at: found for at, found in results.items() if not isinstance(found, KgmlmError)}
         if not asked:
             return results
-        claims = [(ids, tasks[at].prior, tasks[at].relation_thresholds) for at, ids in asked.items()]
-        judgments = self._judged(predictor, claims)
+        claims = [(ids, tasks[at].prior) for at, ids in asked.items()]
+        judgments = judged(predictor.classifier, predictor.graph, claims, batch_size=self.batch_size)
         for at, found in zip(asked, judgments, strict=True):
             results[at] = found.as_json(tasks[at].explain)
         return results
@@ -477,6 +492,13 @@ class Session:
             for e, cosine in zip(named, cosines.tolist(), strict=True)
         ]
 
+    def _missing(self, task: MissingTask) -> list[Row]:
+        entity = self.graph.entities.find(task.entity)
+        if entity is None:
+            raise QueryError(f"no entity has the label '{task.entity}'")
+        facts = missing_of(self.run, self.predictor, np.array([entity]), task.k)
+        return [self.reasoned(fact) for fact in facts.as_json()]
+
     def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
         """The triples that an entity has from a request."""
         given = graph.splits["train"][len(self.graph.splits["train"]) :].tolist()
@@ -510,33 +532,17 @@ class Session:
         return [Hit(entity, 100.0) for entity in list(dict.fromkeys(e for e, _ in found))[:k]]
 
     def reasoned(self, fact: Row) -> Row:
-        """A new fact with its reason, by rules or by a like triple of training, and whether test has it."""
+        """A new fact with its reason, and whether test has it."""
         graph = self.run.graph
         head, tail = (graph.entities.find(fact[end]) for end in ("head", "tail"))
         relation = graph.relations.index.get(fact["relation"])
         if head is None or tail is None or relation is None:  # a list that somebody else has written
             return fact | {"because": "", "in_test": False}
-        because = fact.get("because") or self.explorer.likeness(head, relation, tail)
-        return fact | {"because": because, "in_test": (head, relation, tail) in self._test}
+        return fact | {"because": fact.get("because", ""), "in_test": (head, relation, tail) in self._test}
 
     @cached_property
     def _test(self) -> set[tuple[int, ...]]:
         return set(map(tuple, self.run.graph.splits.get("test", np.zeros((0, 3), np.int64)).tolist()))
-
-    def _judged(
-        self, predictor: Predictor, claims: Sequence[tuple[IntArray, float, bool]]
-    ) -> list[Classified]:
-        """The probabilities of some lists of triples, as of :func:`~kgmlm.prediction.classify.judged`."""
-        assert self.calibration is not None
-        first = self._first_stage(predictor)
-        return judged(self.calibration, first, predictor.graph, claims, batch_size=self.batch_size)
-
-    def _first_stage(self, predictor: Predictor) -> Ranker:
-        if self._plain is None:
-            return predictor.ranker.unreranked()
-        if predictor.graph is self.run.graph:
-            return self._plain
-        return self._plain.for_graph(predictor.graph.context)
 
     def _add(self, task: AddTask) -> list[str]:
         """Keep entities.
@@ -566,15 +572,6 @@ class Session:
 
 def _ids(names: Finding, triples: Sequence[Triple]) -> IntArray:
     return np.array([ids_of(names, x) for x in triples], np.int64)
-
-
-def _plain(run: Run) -> Ranker | None:
-    """The ranker that probabilities were fitted to, where the one that ranks is another."""
-    if run.options.is_plain:
-        return None
-    ranker = open_ranker(run.folder, run.options.plain(), run.graph)
-    read_vectors(ranker, Watcher())
-    return ranker
 
 
 def _row(graph: KnowledgeGraph, query: Query, predictions: Sequence[Prediction]) -> Row:

@@ -14,7 +14,7 @@ from kgmlm.core import files
 from kgmlm.core.errors import DataError, RunError, counted
 from kgmlm.core.machine import installed
 from kgmlm.evaluation.metrics import Ranks, read_ranks
-from kgmlm.runs.folder import PROBABILITIES, RunFolder
+from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.provenance import ancestors
 from kgmlm.runs.run import Run, path_of
@@ -89,11 +89,8 @@ class Info:
         ]
         lines["validation"] = lines["validation"] or ["none"]
         lines["probabilities"] = [self._said_of_probabilities()]
-        lines["probabilities"] += [
-            f"of ranked answers, {' and '.join(['first stage', *of['stages']])}: shares of a hidden set "
-            f"{of['lacking']:g} times as large as validation, fitted to {of['queries']:,} queries"
-            for of in (self.probabilities or {}).get("lists", ())
-        ]
+        if self.probabilities and "stands_for" in self.probabilities:
+            lines["probabilities"].append(self.probabilities["stands_for"])
         if self.updates:
             lines["updates"] = [
                 f"{datetime.fromisoformat(of['at']):%Y-%m-%d %H:%M}: {counted(of['entities'], 'entity')}, "
@@ -118,12 +115,13 @@ class Info:
             return "none; `kgmlm calibrate` fits them"
         if "refused" in p:
             return f"refused: {p['refused']}"
-        ece = "unknown" if p["ece"] is None else f"{p['ece']:.3f}"
-        low, high = p["ece_95"] or (None, None)
-        interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
         when = "" if p["fitted"] is None else f"fitted {datetime.fromisoformat(p['fitted']):%Y-%m-%d %H:%M} "
-        counts = f"{p['positives'] or 0:,} true and {p['negatives'] or 0:,} false"
-        return f"{when}to {counts} triples of validation by {p['method']}; ECE on halves {ece}{interval}"
+        told = "".join(
+            f"; with {row['probability']:.0%} or more {row['expected']:,.0f} were expected, "
+            f"{row['validation']:,} are there"
+            for row in p["held_out"][:1]
+        )
+        return f"{when}to {p['triples'] or 0:,} triples of validation{told}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -189,38 +187,33 @@ def info(run: Run | str | Path) -> Info:
     )
 
 
-_FIGURES = ("positives", "negatives", "ece", "accuracy", "auc", "brier", "log_loss")
+SHOWN = 0.25  # the probability of which `info` says whether it came true
 
 
 def _probabilities(folder: RunFolder) -> dict[str, Any] | None:
     """Describe a run's probabilities: what they were fitted to, and how well they come true."""
-    if not (folder.path / PROBABILITIES).is_file():
-        return None
-    from kgmlm.prediction.calibration import read_calibration  # it takes seconds
-
     try:
-        found = read_calibration(folder)
+        calibration = folder.calibration
     except RunError as error:
         return {"refused": str(error)}
-    if found is None:
+    if calibration is None:
         return None
-    by, valid = found.chosen_by, found.chosen_by.get("valid")
+    by, valid = calibration.chosen_by, calibration.chosen_by.get("valid")
     valid = valid if isinstance(valid, dict) else {}  # nobody checks what a file says of itself
-    low, high = of if isinstance(of := valid.get("ece_95"), list) and len(of) == 2 else (None, None)
+    rows = valid.get("held out")
+    rows = rows if isinstance(rows, list) else []
+    keys = ("probability", "expected", "validation")
+    numbers = [{key: _number(row.get(key)) for key in keys} for row in rows if isinstance(row, dict)]
+    half = valid.get("half")
+    half = half if isinstance(half, dict) else {}
     return {
         "fitted": _time(by.get("at")),
         "command": by["command"] if isinstance(by.get("command"), str) else None,
-        "method": found.model.calibrator.kind,
-        **{key: _number(valid.get(key)) for key in _FIGURES},
-        "ece_95": None if _number(low) is None or _number(high) is None else [low, high],
-        "lists": [
-            {
-                "stages": [*x.stages],
-                "lacking": x.lacking,
-                "queries": int(_number(x.valid.get("queries")) or 0),
-            }
-            for x in found.lists
-        ],
+        "triples": _number(valid.get("triples")),
+        "lacking": calibration.lacking,
+        "stands_for": calibration.stands_for(folder.graph.validation),
+        "held_out": [row for row in numbers if row["probability"] == SHOWN and None not in row.values()],
+        "half": {key: _number(half.get(key)) for key in ("accuracy", "auc", "brier", "log_loss", "ece")},
     }
 
 

@@ -104,8 +104,8 @@ def _probabilities(run: Path, batch_size: int, device: str | None, watch: Watche
     """The probabilities fitted to the run in a folder, as JSON."""
     from kgmlm.prediction.calibration import fitted
 
-    found, _ = fitted(open_folder(run), batch_size=batch_size, device=device, watch=watch)
-    return found.model_dump(mode="json")
+    made = fitted(open_folder(run), batch_size=batch_size, device=device, watch=watch)
+    return made.model_dump(mode="json")
 
 
 def unpack(pack: str | Path, output: str | Path) -> Run:

@@ -17,7 +17,6 @@ from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.prediction.calibration import (
     TRIPLES,
-    read_calibration,
     save_calibration,
 )
 from kgmlm.prediction.calibration import fitted as fitted_calibration
@@ -132,11 +131,9 @@ def stages_left(run: RunFolder) -> list[Stage]:
 def _is_calibrated(run: RunFolder) -> bool:
     """Return whether probabilities are fitted to what a run is now."""
     try:
-        found = read_calibration(run)
+        return run.calibration is not None
     except RunError:
         return False
-    stages = len(run.tuned.active)
-    return found is not None and any(len(x.stages) == stages for x in found.lists)
 
 
 def _bounds(name: str, steps: int) -> dict[str, Any]:
@@ -260,8 +257,8 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
     """Fit a run's probabilities on validation, on as many triples as the time allows."""
 
     def fit(count: int) -> None:
-        found, _ = fitted_calibration(open_folder(path), most=count, watch=watch)
-        save_calibration(open_folder(path), found)
+        run = open_folder(path)
+        save_calibration(run, fitted_calibration(run, most=count, watch=watch))
 
     there = len(open_folder(path).graph.splits["valid"])
     most = min(TRIPLES if max_steps is None else FEW, there)

@@ -5,7 +5,6 @@ In a time that is given, what the run has trained is then trained on.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from kgmlm.core.config import Settings
 from kgmlm.core.errors import (
     ConfigError,
     DataError,
+    NoProbabilitiesError,
     RunError,
     check_numbers,
     counted,
@@ -45,10 +45,8 @@ from kgmlm.importing.new_entities import read_new_entities
 from kgmlm.prediction.calibration import (
     drop_calibration,
     fitted,
-    read_calibration,
     save_calibration,
 )
-from kgmlm.prediction.list_calibration import drawn, expected_answers
 from kgmlm.ranking.retrieval import (
     FOLDER,
     Retriever,
@@ -61,8 +59,7 @@ from kgmlm.ranking.retrieval import (
 from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
 from kgmlm.runs.folder import TRAINED, RunFolder
 from kgmlm.runs.models import NAMES, save_names
-from kgmlm.runs.opened import constraints_of, open_folder, open_retrieval, tuned_ranker, untuned_ranker
-from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.opened import open_folder, tuned_ranker, untuned_ranker
 from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.runs.writing import save_tuned, write_record, writing
@@ -75,10 +72,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from kgmlm.graphs.given import Triples
-    from kgmlm.prediction.calibration import Calibration
+    from kgmlm.ranking.probability import Calibration
     from kgmlm.ranking.ranker import Ranker
 
-PROBED = 100  # validation queries that show whether the probabilities still hold
 # Files and folders of a run that an update writes itself, or drops since they are of the old graph.
 LEFT_OUT = (
     "run.json", "graph", "index", "checkpoints", "ranks", "new-facts.parquet", "new-facts.parquet.parts",
@@ -493,7 +489,7 @@ def _probable(
     batch_size: int,
     watch: Watcher,
 ) -> dict[str, Any]:
-    """Fit the probabilities again where the weights were chosen again, or where they no longer hold.
+    """Fit the probabilities again where the weights were chosen again, or there are new relations.
 
     Returns:
         As of :func:`_checked`.
@@ -502,50 +498,21 @@ def _probable(
         kept = calibration.model_copy(update={"chosen_for": grown.scored_by})
         more = len(grown.graph.relations) > len(run.graph.relations)  # whose probabilities were never fitted
         try:
-            if chosen or more or not _still_fits(grown, kept, device, batch_size, watch):
-                how = {
-                    key: kept.chosen_by[key]
-                    for key in ("lacking", "seed", "precision")
-                    if key in kept.chosen_by
-                }
-                kept, _ = fitted(grown, batch_size=batch_size, device=device, watch=watch, **how)
+            if chosen or more:
+                asked = {key: kept.chosen_by[key] for key in ("seed", "precision") if key in kept.chosen_by}
+                compute: dict[str, Any] = {"batch_size": batch_size, "device": device, "watch": watch}
+                kept = fitted(grown, lacking=kept.lacking, **asked, **compute)
                 chosen.append("probabilities")
             save_calibration(grown, kept)
-        except RunError as error:  # too few validation triples are left
+        except NoProbabilitiesError as error:  # too few validation triples are left
             watch.tell(f"the probabilities are left out: {error}")
             drop_calibration(grown)
     return {"mrr": found.mrr, "half": found.half, "chosen": chosen}
 
 
-def _still_fits(
-    run: RunFolder,
-    calibration: Calibration,
-    device: str | None,
-    batch_size: int,
-    watch: Watcher,
-) -> bool:
-    """Return whether the probabilities of ranked answers still hold for a run whose graph has changed.
-
-    Of a few queries, validation has about as many answers as these say, within three standard deviations.
-    """
-    lists = next((x for x in calibration.lists if not x.stages), None)
-    if lists is None:
-        return True
-    ranker = tuned_ranker(run, device, rerank=False).unreranked()
-    (typed,) = constraints_of(run, RankingOptions(typed=True), run.graph)
-    asked = drawn(run.graph, typed.askable, PROBED)
-    retrieval = open_retrieval(run, ranker, lists.retrieve or None)
-    with watch:
-        told = partial(watch, "checking probabilities")
-        expected, found, variance = expected_answers(
-            ranker, run.graph, asked, lists, retrieval, batch_size, told
-        )
-    return abs(found - expected) <= 3 * math.sqrt(variance) + 1
-
-
 def _calibration(run: RunFolder) -> Calibration | None:
     """The probabilities of a run, where it has some that hold for what it is."""
     try:
-        return read_calibration(run)
+        return run.calibration
     except RunError:
         return None

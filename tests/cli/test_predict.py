@@ -16,7 +16,7 @@ from conftest import TINY_SETTINGS, Cli, refused
 import kgmlm
 from kgmlm.core.digests import Digest
 from kgmlm.graphs.datasets import load_graph
-from kgmlm.prediction.calibration import FILE
+from kgmlm.runs.folder import PROBABILITIES as FILE
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.runs.writing import save_model, save_tuned
 
@@ -68,24 +68,27 @@ def test_triples_get_probabilities_which_are_fitted_when_first_asked(
     assert done.returncode == 0, done.stderr
     assert "no probabilities yet" in done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(row["known"], row["probability"] is None) for row in rows] == [(True, True)] + [
-        (False, False)
-    ] * 3
+    assert [row["known"] for row in rows] == [True, False, False, False]
+    assert rows[0]["probability"] is None
+    assert any(row["probability"] for row in rows), "new entities have none here"
     assert rows[0]["true"]
     assert "parts" not in rows[0], "what training has is not evidence"
     for row in rows[1:]:
-        assert 0 < row["probability"] < 1
-        assert row["true"] == (row["probability"] >= 0.5)
+        assert row["probability"] is None or 0 < row["probability"] < 1
+        assert row["true"] == (row["probability_if_half_true"] >= 0.5)
         parts = row["parts"]
-        assert parts["tail"].keys() == parts["head"].keys() == {"score", "rank", "margin", "softmax", "adds"}
+        keys = {"score", "rank", "margin", "softmax", "state", "adds"}
+        assert parts["tail"].keys() == parts["head"].keys() == keys
     assert (run / FILE).is_file()
     again = cli("classify", run, asked, "--json", "--prior", "0.01", "-q")
     assert "no probabilities yet" not in again.stderr
     for row, rare in zip(rows[1:], map(json.loads, again.stdout.splitlines()[1:]), strict=True):
-        assert rare["probability"] < row["probability"]
+        assert rare["probability"] == row["probability"]
+        assert rare["probability_if_half_true"] < row["probability_if_half_true"]
     assert "known" in cli("classify", run, asked, "--explain").stdout
     csv = cli("classify", run, asked, "--csv").stdout.splitlines()
-    assert csv[0] == "head,relation,tail,probability,true,known,head_name,relation_name,tail_name"
+    numbers = "probability,probability_if_half_true"
+    assert csv[0] == f"head,relation,tail,{numbers},true,known,head_name,relation_name,tail_name"
     assert len(csv) == 5
     open_folder(run, verify=True)
 
@@ -121,7 +124,8 @@ def test_new_entities_and_relations_are_read_by_their_text(cli: Cli, run: Path, 
     assert [(row["head"], row["relation"], row["tail"]) for row in rows] == [
         (head, relation, "atl"), ("atl", "sank near", tail),
     ]  # fmt: skip
-    assert all(0 < row["probability"] < 1 for row in rows)
+    assert [row["probability"] for row in rows] == [None, None], "validation has no new entities"
+    assert all(0 < row["probability_if_half_true"] < 1 for row in rows)
 
 
 @pytest.fixture
@@ -134,32 +138,6 @@ def elsewhere(tmp_path: Path) -> Path:
         rows = [(f"new {h}", r, f"new {t}") for h, r, t in toy.labeled(triples)]
         table(folder / f"{split}.tsv", *rows)
     return folder
-
-
-def test_probabilities_are_measured_on_a_graph_that_no_run_has_seen(
-    cli: Cli, run: Path, elsewhere: Path, tmp_path: Path
-) -> None:
-    run = copied(run, tmp_path)
-    refused(cli("calibrate", run, "--graph", elsewhere), "--report")
-    refused(cli("calibrate", run, "--report", "valid"), "fitted to validation")
-    refused(cli("calibrate", run, "--report", "test"), "no split 'test'")
-    refused(cli("calibrate", run, "--report", "test", "--skip-header"), "go with --graph")
-    refused(cli("calibrate", run, "--report", "test", "--graph", "toy"), "was trained on")
-    assert not (run / FILE).exists(), "what is refused has fitted nothing"
-    done = cli("calibrate", run, "--report", "test", "--graph", elsewhere, "--json", "-q")
-    assert done.returncode == 0, done.stderr
-    assert "no probabilities yet" in done.stderr
-    kept = (run / FILE).read_bytes()
-    found = json.loads(done.stdout)
-    test = load_graph(str(elsewhere)).splits["test"]
-    assert (found["graph"], found["split"], found["positives"]) == ("elsewhere", "test", len(test))
-    assert found["negatives"] > len(test)
-    assert found["ece_95"][0] <= found["ece_95"][1]
-    again = cli("calibrate", run, "--report", "test", "--graph", elsewhere, "-q")
-    assert f"{len(test)} test triples of elsewhere and {found['negatives']} negatives" in again.stdout
-    assert (run / FILE).read_bytes() == kept, "they are not fitted again"
-    few = kgmlm.measure_probabilities(run, graph=elsewhere, max_triples=3, progress=False)
-    assert few["positives"] == 3
 
 
 def test_triples_of_another_graph_are_asked_there(
@@ -176,15 +154,15 @@ def test_triples_of_another_graph_are_asked_there(
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["known"] for row in rows] == [True] + [False] * len(asked)
-    assert all(0 < row["probability"] < 1 for row in rows[1:])
+    assert all(0 < row["probability_if_half_true"] < 1 for row in rows[1:])
     # Relations have other numbers in the other graph, and the same offsets.
     turned = tmp_path / "turned"
     shutil.copytree(elsewhere, turned)
     with (turned / "train.tsv").open("a") as more:
         more.write("new france\tadjoins\tnew paris\n")
     assert load_graph(str(turned)).relations.index["capital"] != other.relations.index["capital"]
-    found = kgmlm.classify(run, asked, graph=turned, progress=False).probabilities
-    assert found == pytest.approx([row["probability"] for row in rows[1:]], rel=1e-3)
+    found = kgmlm.classify(run, asked, graph=turned, progress=False).if_half_true
+    assert found == pytest.approx([row["probability_if_half_true"] for row in rows[1:]], rel=1e-3)
     # A first line of names is left out of all files.
     headed = shutil.copytree(elsewhere, tmp_path / "headed")
     for name in ("train.tsv", "valid.tsv", "test.tsv"):
@@ -206,7 +184,7 @@ def test_triples_of_another_graph_are_asked_there(
     strange = table(tmp_path / "strange.tsv", ("new paris", "orbits", "new france"))
     refused(cli("classify", run, strange, "--graph", shared), "strange.tsv:1", "was not trained on", "orbits")
     done = cli("classify", run, strange, "--graph", shared, "--allow-new-relations", "--json", "-q")
-    assert 0 < json.loads(done.stdout)["probability"] < 1
+    assert 0 < json.loads(done.stdout)["probability_if_half_true"] < 1
 
 
 def test_relations_of_a_pair_are_ranked(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -217,7 +195,7 @@ def test_relations_of_a_pair_are_ranked(cli: Cli, run: Path, tmp_path: Path) -> 
     rows = [json.loads(line) for line in cli(*pair, "-k", "100").stdout.splitlines()]
     assert len(rows) == len(open_folder(run).graph.relations)
     assert (rows[0]["relation"], rows[0]["known"]) == (relation, True)
-    probabilities = [row["probability"] for row in rows if not row["known"]]
+    probabilities = [row["probability"] for row in rows if row["probability"] is not None]
     assert probabilities == sorted(probabilities, reverse=True)
     novel = [json.loads(line) for line in cli(*pair, "--novel", "-k", "2").stdout.splitlines()]
     assert len(novel) == 2
@@ -234,26 +212,22 @@ def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path:
     asked = table(tmp_path / "asked.tsv", *new(run))
     done = cli("calibrate", run, "--json", "-q")
     figures = json.loads(done.stdout)
-    assert figures["negatives_by"] == ["uniform", "typed", "hard"]
-    assert 0 <= figures["ece_95"][0] <= figures["ece_95"][1]
+    assert 0 <= figures["half"]["ece_95"][0] <= figures["half"]["ece_95"][1]
     kept = json.loads((run / FILE).read_text())
-    lists = figures.pop("lists")
     assert kept["chosen_by"]["valid"] == figures
-    assert [row["stages"] for row in lists] == [list(x["stages"]) for x in kept["lists"]]
     opened = open_folder(run)
     opened = save_tuned(opened, opened.tuned)
     assert cli("classify", run, asked, "-q").returncode == 0, "the same weights again are the same"
     chosen = opened.tuned
     opened = save_tuned(opened, type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
-    refused(cli("classify", run, asked), "not fitted for the weights that it has now", "kgmlm calibrate")
+    told = cli("rank", run, "--head", new(run)[0][0], "--relation", new(run)[0][1], "-q").stderr
+    assert "not fitted for the weights that it has now; `kgmlm calibrate" in told
     assert "validation triples" in cli("calibrate", run).stdout
     assert cli("classify", run, asked, "-q").returncode == 0
     opened = save_model(opened, tuned_ranker(opened, "cpu"))
     assert not (run / FILE).exists(), "another model, other probabilities"
     done = cli("calibrate", run, "-q")
-    (run / FILE).write_text(
-        (run / FILE).read_text().replace('"isotonic"', '"platt?').replace('"platt"', '"pla"')
-    )
+    (run / FILE).write_text((run / FILE).read_text().replace('"lacking"', '"lacKing"'))
     refused(cli("classify", run, asked), "probabilities.json")
 
 
@@ -277,7 +251,7 @@ def test_a_pack_has_the_probabilities_of_its_own_scores_or_none(
     about = kgmlm.info(whole)
     assert about.probabilities is not None
     assert about.probabilities["command"] == f"kgmlm pack {run} --calibrate --output {whole} -q"
-    assert "ECE on halves 0." in about.lines()["probabilities"][0]
+    assert "triples of validation; with 25% or more" in about.lines()["probabilities"][0]
     assert about.signals == kgmlm.info(plain).signals
     assert open_folder(whole, verify=True).tuned.of == open_folder(plain).tuned.of
     # A pack is calibrated as its run is, and keeps its files as they are.
@@ -339,7 +313,7 @@ def test_probabilities_of_other_files_than_the_packs_are_left_out(
     found = [kgmlm.info(tmp_path / f"{name}.kgmlm").probabilities for name in ("none", "other", "same")]
     assert found[:2] == [None, None]
     assert found[2] is not None
-    assert found[2]["ece"] is not None
+    assert found[2]["half"]["ece"] is not None
 
 
 def test_what_a_run_is_says_what_probabilities_it_has(cli: Cli, run: Path, tmp_path: Path) -> None:
@@ -347,20 +321,18 @@ def test_what_a_run_is_says_what_probabilities_it_has(cli: Cli, run: Path, tmp_p
     assert kgmlm.info(run).lines()["probabilities"] == ["none; `kgmlm calibrate` fits them"]
     figures = kgmlm.calibrate(run, progress=False)
     told = json.loads(cli("info", run, "--json").stdout)["probabilities"]
-    assert {key: told[key] for key in ("ece", "auc", "ece_95", "positives", "negatives")} == {
-        key: figures[key] for key in ("ece", "auc", "ece_95", "positives", "negatives")
-    }
-    assert told["method"] == figures["calibrator"]
+    assert told["half"]["auc"] == figures["half"]["auc"]
+    assert told["triples"] == figures["triples"]
     assert datetime.fromisoformat(told["fitted"]).tzinfo is not None
-    line, lists = kgmlm.info(run).lines()["probabilities"]
-    assert lists.startswith("of ranked answers, first stage: shares of a hidden set 1 times as large")
-    assert f"to {figures['positives']} true and {figures['negatives']} false" in line
+    line, meaning = kgmlm.info(run).lines()["probabilities"]
+    assert f"to {figures['triples']} triples of validation" in line
+    assert meaning == told["stands_for"]
     # A file that says nothing sensible of itself is shown as far as it goes.
     found = json.loads((run / FILE).read_bytes())
-    odd = {"at": 5, "command": [], "valid": {"ece": "x", "ece_95": [1], "positives": True}}
+    odd = {"at": 5, "command": [], "valid": {"half": {"ece": "x"}, "held out": [3, {}], "triples": True}}
     for by in ({}, {"valid": 3}, odd):
         (run / FILE).write_text(json.dumps({**found, "chosen_by": by}))
-        assert "ECE on halves unknown" in kgmlm.info(run).lines()["probabilities"][0]
+        assert kgmlm.info(run).lines()["probabilities"][0].startswith("to 0 triples")
     (run / FILE).write_text("{")
     assert "refused: " in cli("info", run).stdout
 
@@ -385,9 +357,9 @@ def test_known_negatives_are_read_used_and_kept(cli: Cli, run: Path, tmp_path: P
     assert len(opened.graph.splits["valid"]) == len(valid), "negatives are nobody's answers"
     done = cli("calibrate", tmp_path / "run", "--json", "-q", "--max-triples", "0")
     figures = json.loads(done.stdout)
-    assert (figures["positives"], figures["negatives"]) == (len(set(valid)), len(set(false)))
-    assert figures["negatives_by"] == "the graph's files"
-    done = cli("classify", tmp_path / "run", data / "valid.tsv", "--relation-thresholds", "--json", "-q")
+    half = figures["half"]
+    assert (half["positives"], half["negatives"]) == (len(set(valid)), len(set(false)))
+    done = cli("classify", tmp_path / "run", data / "valid.tsv", "--json", "-q")
     assert done.returncode == 0, done.stderr
     assert "against the labels: accuracy" in done.stderr
     table(data / "valid.tsv", (*valid[0], "1"), (*valid[1], "2"))
@@ -395,7 +367,7 @@ def test_known_negatives_are_read_used_and_kept(cli: Cli, run: Path, tmp_path: P
 
 
 def test_bad_input_is_one_sentence(cli: Cli, run: Path, tmp_path: Path) -> None:
-    refused(cli("calibrate", run, "--report", "test", "--lacking", 0), "--lacking is for fitting")
+    refused(cli("calibrate", run, "--lacking", 0), "--lacking is a number above 0")
     (head, relation, tail), *_ = new(run)
     asked = tmp_path / "asked.tsv"
     for row, *said in (

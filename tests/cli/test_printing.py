@@ -39,7 +39,7 @@ def printed(
     """The lines of the answers to one query."""
     asked = [Query(0, 0, "tail")]
     quiet = {"as_json": False, "as_csv": False, "many": False}
-    print_predictions(graph, asked, [found], **quiet, hidden="", tokens=tokens)
+    print_predictions(graph, asked, [found], **quiet, sureness="", tokens=tokens)
     return capsys.readouterr().out.splitlines()
 
 
@@ -95,7 +95,7 @@ def test_where_there_are_no_blocks_bars_are_of_signs(
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", out)
     asked = [Query(0, 0, "tail")]
-    print_predictions(toy, asked, [answers()], as_json=False, as_csv=False, many=False, hidden="")
+    print_predictions(toy, asked, [answers()], as_json=False, as_csv=False, many=False, sureness="")
     out.flush()
     shown = out.buffer.getvalue().decode()
     assert "##" in shown

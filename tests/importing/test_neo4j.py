@@ -209,7 +209,7 @@ def listed(folder: Path, *rows: tuple[str, str, str, float]) -> Path:
         {**dict(zip((*ends, "probability"), row, strict=True)), **{f"{x}_name": "some name" for x in ends}}
         for row in rows
     ]
-    schema = listing.schema_of([], explained=False).with_metadata({listing._KEY: b"{}"})
+    schema = listing.schema_of(explained=False).with_metadata({listing._KEY: b"{}"})
     pq.write_table(pa.Table.from_pylist(cells, schema), path := folder / "new.parquet")
     return path
 

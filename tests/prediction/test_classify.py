@@ -8,51 +8,58 @@ import numpy as np
 import pytest
 
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.prediction.calibration import FITTED_AT, Calibration, Examples, fit
-from kgmlm.prediction.classify import features_of, judged
+from kgmlm.prediction import calibration
+from kgmlm.prediction.calibration import draw_sample, fit
+from kgmlm.prediction.classify import judged
+from kgmlm.ranking.probability import TripleClassifier
 from kgmlm.ranking.ranker import Ranker
 
 
 @pytest.fixture
-def ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
-    return make_ranker()
-
-
-@pytest.fixture
-def calibration(ranker: Ranker, toy: KnowledgeGraph) -> Calibration:
-    """Fitted to triples of which every second one is called true."""
-    triples = np.array([(h, r, t) for h in range(20) for r, t in ((0, 25), (1, 26), (2, 27))])
-    known, found = features_of(ranker, toy, triples)
-    new = np.flatnonzero(~known)
-    labels, halves = new % 2 == 0, new % 4 < 2
-    examples = Examples(found[new], triples[new, 1], labels, np.ones(len(new)), halves)
-    return fit(examples, len(toy.relations), of={}, by={})[0]
+def classifier(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> TripleClassifier:
+    monkeypatch.setattr(calibration, "MIN_TRIPLES", 2)  # the toy graph has few validation triples
+    ranker, everyone = make_ranker(), np.ones(len(toy.entities), np.bool_)
+    sample = draw_sample(ranker, toy, lambda relation, tails: everyone, most=0)
+    fitted, _ = fit(sample, len(toy.relations), 4, 1.0)
+    return TripleClassifier.of(ranker, fitted, None, toy.seen_N)
 
 
 def test_lists_asked_together_get_what_they_get_alone(
-    ranker: Ranker, toy: KnowledgeGraph, calibration: Calibration
+    classifier: TripleClassifier, toy: KnowledgeGraph
 ) -> None:
     train = toy.splits["train"][:1]
     lists = [
-        (np.array([(0, 0, 9), (1, 1, 8)]), FITTED_AT, False),
-        (np.concatenate([train, [(0, 0, 9)]]), 0.01, True),
-        (np.zeros((0, 3), np.int64), 0.5, False),
+        (np.array([(1, 0, 9), (1, 1, 8)]), 0.5),
+        (np.concatenate([train, [(1, 0, 9)]]), 0.01),
+        (np.zeros((0, 3), np.int64), 0.5),
     ]
-    together = judged(calibration, ranker, toy, lists)
+    together = judged(classifier, toy, lists)
     for found, asked in zip(together, lists, strict=True):
-        (alone,) = judged(calibration, ranker, toy, [asked])
+        (alone,) = judged(classifier, toy, [asked])
         np.testing.assert_allclose(found.probabilities, alone.probabilities, rtol=1e-4)
+        np.testing.assert_allclose(found.if_half_true, alone.if_half_true, rtol=1e-4)
         assert found.decided.tolist() == alone.decided.tolist()
         assert len(found) == len(asked[0])
     assert together[1].known.tolist() == [True, False]
-    assert together[1].probabilities[1] < together[0].probabilities[0], "at a prior that is less"
-    assert judged(calibration, ranker, toy, []) == []
+    assert together[1].if_half_true[1] < together[0].if_half_true[0], "at a prior that is less"
+    assert together[1].probabilities[1] == pytest.approx(together[0].probabilities[0])
+    assert judged(classifier, toy, []) == []
 
 
-def test_rows_are_taken_from_all_columns(
-    ranker: Ranker, toy: KnowledgeGraph, calibration: Calibration
-) -> None:
-    triples = np.array([(0, 0, 9), (1, 1, 8), (2, 2, 7)])
-    (found,) = judged(calibration, ranker, toy, [(triples, 0.5, False)])
+def test_rows_are_taken_from_all_columns(classifier: TripleClassifier, toy: KnowledgeGraph) -> None:
+    triples = np.array([(1, 0, 9), (1, 1, 8), (2, 2, 7)])
+    (found,) = judged(classifier, toy, [(triples, 0.5)])
     best = found[np.array([2, 0])]
     assert best.as_json(explain=True) == [found.as_json(explain=True)[i] for i in (2, 0)]
+
+
+def test_what_is_added_explains_the_probability(classifier: TripleClassifier, toy: KnowledgeGraph) -> None:
+    (found,) = judged(classifier, toy, [(np.array([(1, 0, 9)]), 0.5)])
+    (parts,) = found.explained()
+    assert parts is not None
+    log_odds = sum(parts[name]["adds"] for name in ("tail", "head", "relation"))
+    assert parts["log_odds"] == pytest.approx(log_odds)
+    true = 1 / (1 + np.exp(-log_odds))
+    assert found.probabilities[0] == pytest.approx(0.5 * true / (1 - 0.5 * true))

@@ -287,11 +287,11 @@ def test_probabilities_are_measured_where_a_run_has_them(cli: Cli, tmp_path: Pat
     kgmlm.train("europe", model="scratch", output=path, progress=False, max_steps=1, **TINY)
     kgmlm.calibrate(path, progress=False)
     text = read(kgmlm.report(path, tmp_path / "a.html", progress=False)).text
-    assert "Reliability of the probabilities" in text
-    assert "corrupted ones" in text
+    assert "Probabilities on validation" in text
+    assert "of 100 such triples with 20 %, expect 20" in text
     run = kgmlm.open_run(path, typed=True).with_entities(EntityTable(["atl"], ["Atlantis"]))
     wider = read(kgmlm.report(run, tmp_path / "c.html", progress=False)).text
-    assert "Reliability of the probabilities" in wider, "of its own entities, by what they were fitted to"
+    assert "Probabilities on validation" in wider
     kgmlm.tune(path, add="types", progress=False)
     again = read(kgmlm.report(path, tmp_path / "b.html", progress=False)).text
     assert "were not fitted for the" in again
@@ -454,14 +454,6 @@ def test_a_log_that_was_cut_is_drawn_as_far_as_it_goes(toy_run: Path, tmp_path: 
     assert len(curves(open_folder(path))) == 2
     log.unlink()
     assert curves(open_folder(path)) == []
-
-
-def test_measured_needs_both_kinds() -> None:
-    labels, p = np.array([True, False, True, False]), np.array([0.9, 0.1, 0.8, 0.7])
-    found = figures.measured_on("test", labels, p, np.arange(4))
-    assert found is not None
-    assert figures.reliability_chart(found).lines[0].dots
-    assert figures.measured_on("test", labels | True, p, np.arange(4)) is None
 
 
 def test_the_script_and_the_style_are_those_that_the_page_allows() -> None:

@@ -55,13 +55,13 @@ def test_a_query_may_be_said_in_order(run: Run) -> None:
 def test_a_run_does_what_the_package_does_with_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few
+    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
     quiet: dict[str, Any] = {"progress": False}
     report = run.evaluate(**quiet)
     assert report.metrics == kgmlm.evaluate(run, **quiet).metrics
     assert run.info().graph["name"] == "toy"
-    assert run.report(tmp_path / "report.html", **quiet).is_file()
     copied = kgmlm.open_run(shutil.copytree(run.path, tmp_path / "copy"))
+    assert copied.report(tmp_path / "report.html", **quiet).is_file()
     found = copied.classify([("france", "capital", "berlin")], **quiet)
     assert 0 <= found.probabilities[0] <= 1
     assert copied.complete(tmp_path / "new.tsv", **quiet)["output"] == str(tmp_path / "new.tsv")

@@ -21,7 +21,6 @@ from kgmlm.graphs.changes import changed
 from kgmlm.graphs.given import GivenTriples
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.prediction.calibration import read_calibration, save_calibration
 from kgmlm.runs.feedback import Judgment, add_judgments
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.writing import save_signal, save_tuned, write_record
@@ -51,14 +50,14 @@ def whole(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.Temp
     )
     kgmlm.index(run, progress=False)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.LEAST", 2)  # the toy graph has few validation triples
+        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     return run
 
 
 @pytest.fixture
 def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 2)
+    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)
     return shutil.copytree(whole, tmp_path / "run")
 
 
@@ -133,7 +132,7 @@ def test_ten_updates_pass_every_check(run: Path) -> None:
     assert once["entities"] == 1
     report = kgmlm.evaluate(run, progress=False)
     assert report.metrics["both.realistic.inverse_harmonic_mean_rank"] > 0
-    calibration = read_calibration(folder)
+    calibration = folder.calibration
     assert calibration is not None
     assert calibration.chosen_for == folder.scored_by
     found = kgmlm.complete(
@@ -190,18 +189,6 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
     assert kgmlm.update(run, remove=[NEW[0]], progress=False)["chosen"] == []
 
 
-def test_probabilities_that_do_not_hold_are_fitted_again(run: Path) -> None:
-    folder = open_folder(run)
-    kept = read_calibration(folder)
-    assert kept is not None
-    sure = [
-        x.model_copy(update={"intercepts": tuple(tuple(20.0 for _ in row) for row in x.intercepts)})
-        for x in kept.lists
-    ]
-    save_calibration(folder, kept.model_copy(update={"lists": tuple(sure)}))
-    assert kgmlm.update(run, NEW, progress=False)["chosen"] == ["probabilities"]
-
-
 def test_new_relations_are_answered(run: Path) -> None:
     found = kgmlm.update(run, [("france", "exports", "wine"), ("italy", "exports", "wine")], progress=False)
     assert (found["relations"], found["entities"]) == (1, 1)
@@ -251,7 +238,7 @@ def test_an_output_is_written_though_nothing_is_new(run: Path, tmp_path: Path) -
 def test_probabilities_that_cannot_be_fitted_again_are_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.LEAST", 20)
+    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 20)
     kgmlm.update(run, [("france", "exports", "wine")], progress=False)
     assert kgmlm.info(run).probabilities is None
     open_folder(run, verify=True)
@@ -317,7 +304,7 @@ def test_a_run_that_ranks_by_its_index_does_so_after_an_update(run: Path) -> Non
     kgmlm.update(run, NEW, progress=False)
     folder = open_folder(run)
     assert folder.shortlist
-    assert folder.lists
+    assert folder.calibration is not None
     assert answers(run, "france", "borders")["probability"].notna().any()
 
 

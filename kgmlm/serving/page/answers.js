@@ -44,7 +44,7 @@ export function bar(answer, found, best) {
 function value(answer, found) {
   if (isGiven(answer)) return el("span", { class: "given", title: mark(answer)[1] }, "known");
   if (answer.probability === null) return el("span", { title: "score" }, fixed(answer.score));
-  return el("span", { title: `of a hidden set ${found.hidden}` }, percent(answer.probability));
+  return el("span", { title: found.standsFor }, percent(answer.probability));
 }
 
 function row(answer, found, best, chosen) {
@@ -112,7 +112,7 @@ let built = "";
 function showFilters(found, state) {
   const types = [...new Set(found.predictions.flatMap((a) => a.types))].sort();
   if (state.type && !types.includes(state.type)) types.push(state.type);
-  const key = JSON.stringify([types, found.hidden]);
+  const key = JSON.stringify([types, found.standsFor]);
   if (built !== key) {
     built = key;
     fill(
@@ -129,7 +129,7 @@ function showFilters(found, state) {
             types.map((type) => el("option", { value: type }, type.length > 60 ? `${type.slice(0, 59)}…` : type)),
           ),
         ),
-      found.hidden &&
+      found.standsFor &&
         el(
           "label",
           {},

@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { byId, el, fill, name, svg } from "./dom.js";
+import { row } from "./fact.js";
 import { OF_GRAPH, link } from "./state.js";
 import { many, percent } from "./words.js";
 
@@ -11,6 +12,7 @@ const LEAST = 0.01; // the probability below which no prediction is drawn
 const ROW = 46;
 const NARROW = 620;
 const SIMILAR = 8;
+const MISSING = 5;
 
 let edges = [];
 let center = null;
@@ -33,7 +35,7 @@ function chosen(triples, entity, relation) {
 }
 
 function predicted(found) {
-  const enough = (a) => !found.hidden || (a.probability ?? 0) >= LEAST; // `hidden`: where there are probabilities
+  const enough = (a) => !found.standsFor || (a.probability ?? 0) >= LEAST; // `standsFor`: where there are probabilities
   const rows = found.predictions.filter((a) => !a.known && a.possible && enough(a)).slice(0, PREDICTED);
   const [best, worst] = [rows[0]?.score ?? 0, rows.at(-1)?.score ?? 0];
   return rows.map((a) => ({
@@ -173,6 +175,14 @@ export async function show(found) {
     watcher.observe(place);
   }
   if (!found.entity.of_graph) return;
+  const { results } = await get("/missing", { entity: center.label, k: MISSING }).catch(() => ({ results: [] }));
+  if (mine !== turn) return;
+  if (results.length) {
+    byId("around").append(
+      el("h3", { id: "missing-title" }, "What ", name(center.name), " probably lacks"),
+      el("ol", { class: "facts", "aria-labelledby": "missing-title" }, results.map(row)),
+    );
+  }
   const like = await get("/similar", { entity: center.label, k: SIMILAR }).catch(() => ({ results: [] }));
   if (mine !== turn || !like.results.length) return;
   const links = like.results.flatMap((e) => [" · ", el("a", walk({ other: e }), name(e.name))]).slice(1);

@@ -38,7 +38,7 @@ function body(state, k, also) {
 
 async function explore(state, k, also, signal) {
   const got = await post("/explore", body(state, Math.min(k, MOST), also), signal);
-  return { ...got, k, hidden: info.hidden };
+  return { ...got, k, standsFor: info.stands_for };
 }
 
 // Answers as far as the page goes, or until there are no more.

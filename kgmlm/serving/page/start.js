@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { byId, el, fill, name } from "./dom.js";
-import * as judge from "./judge.js";
+import { row } from "./fact.js";
 import { OF_GRAPH, link } from "./state.js";
 import { count, many, percent } from "./words.js";
 
@@ -14,32 +14,6 @@ let relation = ""; // whose facts are shown; all, where it is empty
 let limit = SIZE;
 let turn = 0;
 let names = new Map(); // of relations, by label
-
-const asked = (fact) => ({ ...OF_GRAPH, side: "head", entity: fact.head, relation: fact.relation, why: fact.tail });
-
-// Of several reasons the first, without how often it is right.
-const because = (fact) => fact.because.split("; ")[0].replace(/ \([\d,]+ of [\d,]+\)$/, "");
-
-function row(fact) {
-  const triple = { head: fact.head, relation: fact.relation, tail: fact.tail };
-  return el(
-    "li",
-    { class: "fact" },
-    el(
-      "a",
-      { ...link(asked(fact)), class: "statement" },
-      name(fact.head_name), " ", el("span", { class: "dim" }, name(fact.relation_name)), " ", name(fact.tail_name),
-    ),
-    el("span", { class: "value" }, fact.probability === null ? "" : percent(fact.probability)),
-    el("p", { class: "reason" }, fact.because ? ["because ", name(because(fact))] : "because of its texts and types; no rule says so"),
-    el(
-      "span",
-      { class: "actions" },
-      fact.in_test && el("span", { class: "kind is-new", title: "The list knows nothing of the test split." }, "test has it"),
-      judge.buttons(triple, `${fact.head_name} ${fact.relation_name} ${fact.tail_name}`),
-    ),
-  );
-}
 
 const cameTrue = (hidden) =>
   hidden &&
@@ -57,7 +31,7 @@ function chooser(found) {
   return found.relations.length > 1 && select;
 }
 
-function showFacts(found, hidden) {
+function showFacts(found, standsFor) {
   const nothing = {
     looking: `Looking for facts that this graph lacks … ${Math.round(100 * found.progress)} %`,
     none: `No list of missing facts: ${found.why}.`,
@@ -73,7 +47,7 @@ function showFacts(found, hidden) {
     found.total
       ? el("span", {}, found.facts.some((fact) => fact.probability === null)
           ? `The best answers of ${many(found.asked, "question")}, the clearest first; validation has too little for probabilities.`
-          : `The best answers of ${many(found.asked, "question")}; a probability is the share that a hidden set ${hidden} would have. `, cameTrue(found.hidden) || "")
+          : `The best answers of ${many(found.asked, "question")}; ${standsFor}. `, cameTrue(found.hidden) || "")
       : el("span", { role: "status" }, nothing[found.status]),
   );
   fill(byId("facts-more"), found.total > found.facts.length && limit < 100 && more);
@@ -120,7 +94,7 @@ export async function show(info) {
     turn += 1;
     return;
   }
-  meaning = info.hidden ?? "as large as validation";
+  meaning = info.stands_for ?? "";
   await showRelations();
   await facts();
 }

@@ -143,7 +143,7 @@ function nearby(answer, found) {
 function headline(answer, found) {
   const [kind, meaning] = mark(answer);
   const isUnchecked = answer.checked === false; // no hidden set has such entities
-  const score = found.hidden && !isUnchecked ? "" : `score ${fixed(answer.score)}`;
+  const score = found.standsFor && !isUnchecked ? "" : `score ${fixed(answer.score)}`;
   const number = answer.probability === null ? score : percent(answer.probability);
   return el(
     "div",
@@ -154,8 +154,8 @@ function headline(answer, found) {
       {},
       el("span", { class: `kind is-${kind}`, title: meaning }, kind),
       answer.possible ? ` rank ${count(answer.rank)}` : "",
-      answer.probability !== null ? el("span", { class: "dim" }, ` · the share of such answers in a hidden set ${found.hidden}`) : null,
-      isUnchecked && found.hidden ? el("span", { class: "dim" }, " · no probability: training has nothing of one of the entities") : null,
+      answer.probability !== null ? el("span", { class: "dim" }, ` · ${found.standsFor}`) : null,
+      isUnchecked && found.standsFor ? el("span", { class: "dim" }, " · no probability: training has nothing of one of the entities") : null,
       !number && answer.known ? el("span", { class: "dim" }, " · training has this triple") : null,
     ),
     judge.ofAnswer(answer, found),
