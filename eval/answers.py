@@ -5,10 +5,10 @@
 GRAPH is a built-in dataset, a folder, or "services" or "synthetic" (eval/benchmarks/graphs.py). A run of the
 preset "quick" with MiniLM is trained in the folder RUNS, or taken from there, and `kgmlm complete` lists what
 the graph lacks, training and validation known. Counted are the 10, 50 and 200 most probable triples, those
-with a probability of .5 or more, and all with .01 or more. Where test has dates, its first triples by date are
-the hidden set, as many as validation has; else probabilities are scaled to the size of test. Intervals are of
-95 % for all rows of a run together (Bonferroni), if triples were found independently. Rows replace those of the
-same name.
+with a probability of .5 or more, and all with .01 or more. Where test has dates, its first triples by date
+are the hidden set, as many as validation has; else probabilities are scaled to the size of test. Intervals
+are of 95 % for all rows of a run together (Bonferroni), if triples were found independently. Rows replace
+those of the same name.
 """
 
 from __future__ import annotations

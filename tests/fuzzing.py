@@ -51,8 +51,9 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.names import Resolver
 from kgmlm.graphs.queries import Query
 from kgmlm.importing.import_graph import import_graph
-from kgmlm.prediction.calibration import Sample, fit, save_calibration
+from kgmlm.prediction.calibration import fit, save_calibration
 from kgmlm.prediction.complete import complete
+from kgmlm.prediction.drawing import Sample
 from kgmlm.prediction.export import FORMATS, write_export
 from kgmlm.prediction.listing import read_list
 from kgmlm.ranking.predictor import Predictor

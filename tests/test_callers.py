@@ -238,7 +238,7 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_bytes(tsv)
     run = shutil.copytree(toy_run, tmp_path / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     classify = ("classify", run, "-", "--csv", "-q")
     expected = piped(("classify", run, tmp_path / "t.tsv", "--csv", "-q"), b"")

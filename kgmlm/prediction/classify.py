@@ -25,7 +25,8 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_triples
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
-from kgmlm.prediction.calibration import LACKING, TRIPLES
+from kgmlm.prediction.calibration import LACKING
+from kgmlm.prediction.drawing import TRIPLES
 from kgmlm.ranking.probability import (
     FEATURES,
     SIDES,

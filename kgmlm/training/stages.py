@@ -15,11 +15,11 @@ from kgmlm.core.errors import DataError, NoRulesError, RunError
 from kgmlm.core.processes import in_several_processes
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.prediction.calibration import fitted as fitted_calibration
 from kgmlm.prediction.calibration import (
-    TRIPLES,
     save_calibration,
 )
-from kgmlm.prediction.calibration import fitted as fitted_calibration
+from kgmlm.prediction.drawing import TRIPLES
 from kgmlm.runs.folder import ENDED, RunFolder
 from kgmlm.runs.index import index
 from kgmlm.runs.opened import open_folder

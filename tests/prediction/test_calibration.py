@@ -19,20 +19,16 @@ from kgmlm.core.arrays import BoolArray
 from kgmlm.core.errors import ConfigError, NoProbabilitiesError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, both_sides, distinct_triples
-from kgmlm.prediction import calibration
+from kgmlm.prediction import drawing
 from kgmlm.prediction.calibration import (
-    Askable,
     LabeledList,
-    Sample,
-    draw_queries,
-    draw_sample,
     fit,
     fit_balance,
     fit_regression,
     fitted,
-    rates,
     save_calibration,
 )
+from kgmlm.prediction.drawing import Askable, Sample, draw_queries, draw_sample, rates
 from kgmlm.prediction.listing import read_list
 from kgmlm.ranking.probability import FEATURES, SIDES, STATES, AskedTriples, expit, states_of
 from kgmlm.ranking.ranker import Ranker, Use
@@ -44,7 +40,7 @@ RELATIONS = 3
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "MIN_TRIPLES", 2)  # the toy graph has few validation triples
+    monkeypatch.setattr(drawing, "MIN_TRIPLES", 2)  # the toy graph has few validation triples
 
 
 def askable(graph: KnowledgeGraph, *which: int) -> Askable:
@@ -65,17 +61,17 @@ def valid_of(graph: KnowledgeGraph) -> np.ndarray:
 
 def test_all_questions_are_drawn_where_there_are_few(toy: KnowledgeGraph) -> None:
     valid = valid_of(toy)
-    drawing = draw_queries(toy, valid, valid, askable(toy, 0, 1, 2), 0)
+    drawn_queries = draw_queries(toy, valid, valid, askable(toy, 0, 1, 2), 0)
     index = FilterIndex(toy.splits["train"], len(toy.entities))
-    keys = index.keys(drawing.queries).tolist()
+    keys = index.keys(drawn_queries.queries).tolist()
     answered = {key for split in ("train", "valid") for key in index.keys(both_sides(toy.splits[split])[0])}
     assert len(set(keys)) == len(keys)
     assert answered <= set(keys)
-    others = drawing.queries[np.array([key not in answered for key in keys])]
+    others = drawn_queries.queries[np.array([key not in answered for key in keys])]
     assert set(others.entity_B.tolist()) <= {0, 1, 2}
-    states = states_of(drawing.queries, toy.context.answers, toy.seen_N)
+    states = states_of(drawn_queries.queries, toy.context.answers, toy.seen_N)
     none = np.zeros(len(keys), np.bool_)
-    assert drawing.chances(drawing.queries, states, index, none)[0].tolist() == [1.0] * len(keys)
+    assert drawn_queries.chances(drawn_queries.queries, states, index, none)[0].tolist() == [1.0] * len(keys)
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
@@ -89,9 +85,9 @@ def test_a_question_is_drawn_as_often_as_its_chance_says(toy: KnowledgeGraph, mo
     for seed in range(times):
         rng = np.random.default_rng([7, seed])
         own = valid[rng.choice(len(valid), min(most, len(valid)), replace=False)]
-        drawing = draw_queries(toy, own, valid, can, most, seed)
-        drawn += np.isin(keys, index.keys(drawing.queries))
-        expected += drawing.chances(whole, states, index, none)[0]
+        drawn_queries = draw_queries(toy, own, valid, can, most, seed)
+        drawn += np.isin(keys, index.keys(drawn_queries.queries))
+        expected += drawn_queries.chances(whole, states, index, none)[0]
     # a question with two of few validation triples is drawn a little more often than of a long split
     answered, counts = np.unique(index.keys(both_sides(valid)[0]), return_counts=True)
     several = np.isin(keys, answered[counts > 1])
@@ -103,17 +99,17 @@ def test_a_question_is_drawn_as_often_as_its_chance_says(toy: KnowledgeGraph, mo
 def test_a_share_of_the_entities_stands_for_a_large_graph(
     toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "MAX_ENTITIES", 5)
+    monkeypatch.setattr(drawing, "MAX_ENTITIES", 5)
     valid = valid_of(toy)
-    drawing = draw_queries(toy, valid, valid, askable(toy), 0)
-    assert drawing.share_SE[:, STATES.index("unanswered")].max() <= 5 / len(toy.entities) + 1e-9
+    drawn_queries = draw_queries(toy, valid, valid, askable(toy), 0)
+    assert drawn_queries.share_SE[:, STATES.index("unanswered")].max() <= 5 / len(toy.entities) + 1e-9
 
 
 def test_weights_of_drawn_triples_add_up_to_all(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is drawn stands for each triple that a question can list, no matter how few are drawn."""
-    monkeypatch.setattr(calibration, "TOP", 5)
+    monkeypatch.setattr(drawing, "TOP", 5)
     ranker, count = make_ranker(), len(toy.entities)
     whole = draw_sample(ranker, toy, askable(toy), most=0)
     possible = 0
@@ -226,7 +222,7 @@ def test_what_files_say_is_false_is_taken_for_false() -> None:
 def calibrated(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = shutil.copytree(toy_run, tmp_path_factory.mktemp("calibrated") / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(calibration, "MIN_TRIPLES", 2)
+        patched.setattr(drawing, "MIN_TRIPLES", 2)
         before = kgmlm.open_run(path, device="cpu").rank(head="France", relation="capital", k=3)
         assert before["probability"].isna().all()
         figures = kgmlm.calibrate(path, progress=False)
@@ -318,7 +314,7 @@ def test_a_calibration_is_read_as_it_was_saved(calibrated: Path) -> None:
 
 
 def test_too_little_validation_is_said(toy_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "MIN_TRIPLES", 1000)
+    monkeypatch.setattr(drawing, "MIN_TRIPLES", 1000)
     with pytest.raises(NoProbabilitiesError, match="at least 1000 validation triples"):
         fitted(open_folder(toy_run))
 

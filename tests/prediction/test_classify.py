@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.prediction import calibration
-from kgmlm.prediction.calibration import draw_sample, fit
+from kgmlm.prediction import drawing
+from kgmlm.prediction.calibration import fit
 from kgmlm.prediction.classify import judged
+from kgmlm.prediction.drawing import draw_sample
 from kgmlm.ranking.probability import TripleClassifier
 from kgmlm.ranking.ranker import Ranker
 
@@ -19,7 +20,7 @@ from kgmlm.ranking.ranker import Ranker
 def classifier(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> TripleClassifier:
-    monkeypatch.setattr(calibration, "MIN_TRIPLES", 2)  # the toy graph has few validation triples
+    monkeypatch.setattr(drawing, "MIN_TRIPLES", 2)  # the toy graph has few validation triples
     ranker, everyone = make_ranker(), np.ones(len(toy.entities), np.bool_)
     sample = draw_sample(ranker, toy, lambda relation, tails: everyone, most=0)
     fitted, _ = fit(sample, len(toy.relations), 4, 1.0)

@@ -46,7 +46,7 @@ def toy_run(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run with probabilities, fitted to the few validation triples of the toy graph."""
     path = shutil.copytree(toy_run, tmp_path_factory.mktemp("calibrated") / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
         kgmlm.calibrate(path, progress=False)
     return path
 

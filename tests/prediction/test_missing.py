@@ -20,7 +20,7 @@ from kgmlm.graphs.queries import FilterIndex
 def run(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = shutil.copytree(toy_run, tmp_path_factory.mktemp("missing") / "run")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
         kgmlm.calibrate(path, progress=False)
     return path
 

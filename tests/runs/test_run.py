@@ -55,7 +55,7 @@ def test_a_query_may_be_said_in_order(run: Run) -> None:
 def test_a_run_does_what_the_package_does_with_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
     quiet: dict[str, Any] = {"progress": False}
     report = run.evaluate(**quiet)
     assert report.metrics == kgmlm.evaluate(run, **quiet).metrics

@@ -52,7 +52,7 @@ def client_of(app: FastAPI, **options: Any) -> TestClient:
 def calibrated(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = shutil.copytree(toy_run, tmp_path_factory.mktemp("served") / "toy")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     return run
 
@@ -485,7 +485,7 @@ def typed(calibrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with types and probabilities."""
     run = shutil.copytree(calibrated, tmp_path_factory.mktemp("typed") / "toy")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
         kgmlm.tune(run, add="types", progress=False)
         kgmlm.calibrate(run, progress=False)
     return run

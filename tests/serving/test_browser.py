@@ -59,7 +59,7 @@ def folder(toy_run: Path, cli: Cli, tmp_path_factory: pytest.TempPathFactory) ->
     run = shutil.copytree(toy_run, tmp_path_factory.mktemp("browsed") / "toy")
     assert cli("tune", run, "--add", "rules", "-q").returncode == 0
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     return run
 

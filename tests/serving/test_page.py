@@ -37,7 +37,7 @@ JUDGED = {"head": "france", "relation": "capital", "tail": "paris", "label": 1}
 def folder(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = shutil.copytree(toy_run, tmp_path_factory.mktemp("paged") / "toy")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     return run
 

@@ -59,7 +59,7 @@ def test_an_updated_run_is_answered_from_and_no_request_is_dropped(run: Path) ->
 
 
 def test_new_probabilities_are_noticed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
     told: list[str] = []
     app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
     body = {"triples": [{"head": "france", "relation": "capital", "tail": "paris"}]}

@@ -325,7 +325,7 @@ def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, tmp_path: Path, 
 def test_probabilities_need_no_torch(ready: Path, tmp_path: Path, cli: Cli) -> None:
     run, triples = copied(ready, tmp_path), tmp_path / "triples.tsv"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     triples.write_text("austria\tcapital\tberlin\naustria\tcapital\tvienna\nfrance\tborders\titaly\n")
     done = python(PROBABILITIES, run, triples)

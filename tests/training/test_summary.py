@@ -115,7 +115,7 @@ def test_the_next_commands_name_what_there_is(toy_run: Path) -> None:
 def test_a_graph_without_validation_has_some_held_out(
     toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # there are few
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # there are few
     alone, heard = replace(toy, splits={"train": toy.splits["train"]}), Hears()
     small = {key: value for key, value in TINY.items() if key != "preset"}
     given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": heard}
@@ -137,7 +137,7 @@ def test_a_graph_without_validation_has_some_held_out(
 def test_probabilities_are_left_out_where_asked_and_fitted_when_resumed(
     toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # there are few
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # there are few
     small = {key: value for key, value in TINY.items() if key != "preset"}
     given: dict[str, Any] = {**small, "epochs": 1, "preset": "quick", "progress": False}
     run = kgmlm.train(toy, "scratch", tmp_path / "run", **given, calibrate=False)
@@ -158,7 +158,7 @@ def test_probabilities_are_left_out_where_asked_and_fitted_when_resumed(
 def test_held_out_triples_of_a_small_graph_are_given_back_to_answers_alone(
     toy: KnowledgeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # there are few
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # there are few
     alone = replace(toy, splits={"train": toy.splits["train"]})
     small = {key: value for key, value in TINY.items() if key != "preset"}
     given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": False}

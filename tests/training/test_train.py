@@ -292,7 +292,7 @@ def test_validation_of_false_triples_alone_chooses_nothing(tmp_path: Path) -> No
 def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kgmlm.training.recipes.LARGE", 5)
     monkeypatch.setattr("kgmlm.runs.index.SHORTLIST", 4)
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     vector = {"enabled": True, "max_length": 24}
     kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, vector=vector)

@@ -50,14 +50,14 @@ def whole(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.Temp
     )
     kgmlm.index(run, progress=False)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)  # the toy graph has few
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
         kgmlm.calibrate(run, progress=False)
     return run
 
 
 @pytest.fixture
 def run(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 2)
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
     return shutil.copytree(whole, tmp_path / "run")
 
 
@@ -238,7 +238,7 @@ def test_an_output_is_written_though_nothing_is_new(run: Path, tmp_path: Path) -
 def test_probabilities_that_cannot_be_fitted_again_are_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.calibration.MIN_TRIPLES", 20)
+    monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 20)
     kgmlm.update(run, [("france", "exports", "wine")], progress=False)
     assert kgmlm.info(run).probabilities is None
     open_folder(run, verify=True)
