@@ -273,6 +273,8 @@ def draw_sample(
         scorer, drawing.queries, known, never, relations, factor, seed, batch_size,
         partial(advance, "asking validation"),
     )  # fmt: skip
+    if not len(rows):
+        raise NoProbabilitiesError("there are no false triples to tell validation's from")
     false = drawing.queries[rows].triples(ids)
     _, first = np.unique(triple_keys(false, count, relations), return_index=True)  # drawn from both sides
     rows, ids, features, false = rows[first], ids[first], features[first], false[first]
@@ -289,7 +291,7 @@ def draw_sample(
         ask(scorer, true, known, graph.seen_N, batch_size, partial(advance, "asking for validation triples")),
         AskedTriples(np.stack([of_tails, of_heads], 1), np.stack(states, 1), false[:, 1]),
     )
-    # 3. how likely each was to be drawn, were it false
+    # 3. how likely each was to be drawn, were it false: by one of its two questions, if that was asked
     triples = np.concatenate([true, false])
     labels = np.arange(len(triples)) < len(true)
     missed, mean_missed = np.ones(len(triples)), np.ones(len(triples))
