@@ -69,7 +69,17 @@ RANK: Options = {
 }
 
 
-@command(RANK, RANKING, {"device": (Device, None), "runtime": (RuntimeOption, "auto")}, WORKERS)
+SHOWN: Options = {
+    "probabilities": option(
+        bool,
+        True,
+        "Say how probable answers are: each is asked for from its other side. Many queries are faster without.",
+        "--probabilities/--no-probabilities",
+    ),
+}
+
+
+@command(RANK, RANKING, SHOWN, {"device": (Device, None), "runtime": (RuntimeOption, "auto")}, WORKERS)
 def rank(
     run: RunArgument,
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates per query.")] = 10,

@@ -117,13 +117,13 @@ def open_predictor(
 def classifier_of(
     opened: OpenedRun, options: RankingOptions, tell: Callable[[str], None] = lambda message: None
 ) -> TripleClassifier | None:
-    """What says how probable triples are; None where the run has no probabilities, or not all signals are
-    asked for.
+    """What says how probable triples are; None where the run has no probabilities, or they or all signals are
+    not asked for.
 
     Args:
         tell: called with the reason why the run's probabilities cannot be shown.
     """
-    if options.scores != "all":
+    if options.scores != "all" or not options.probabilities:
         return None
     try:
         calibration = opened.folder.calibration

@@ -30,6 +30,7 @@ class RankingKeywords(ComputeKeywords, total=False):
     candidates: str | Path | None
     rerank: int | None
     retrieve: int | None
+    probabilities: bool | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class RankingOptions:
         rerank: how many of the best the second stages score; None is what validation chose, 0 none.
         retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
             run's recipe.
+        probabilities: say how probable the shown answers are, for which each of them is asked for from its
+            other side.
         precision: "fp32" or "bf16".
         device: such as "cpu" or "cuda"; None takes a GPU where there is one.
         runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
@@ -68,6 +71,7 @@ class RankingOptions:
     candidates: str | Path | None = None
     rerank: int | None = None
     retrieve: int | None = None
+    probabilities: bool = True
     precision: Precision = "fp32"
     device: str | None = None
     runtime: Runtime = "auto"
@@ -108,12 +112,6 @@ class RankingOptions:
     def plain(self) -> RankingOptions:
         """The options of probabilities: all signals in fp32, unconstrained, no second stage."""
         return RankingOptions(rerank=0, retrieve=0, device=self.device, runtime=self.runtime)
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether the first stage has the options of :meth:`plain`."""
-        second = {key: getattr(self, key) for key in ("rerank", "retrieve")}
-        return self == replace(self.plain(), **second)
 
     @property
     def on_gpu(self) -> bool:

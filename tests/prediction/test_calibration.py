@@ -261,8 +261,9 @@ def test_known_triples_and_new_entities_have_none(calibrated: Path) -> None:
         triple = np.array([[index[head], resolver.relation(row["relation"]), index[tail]]])
         has_none = bool(answers.has(triple)[0]) or not run.graph.seen_N[triple[0, [0, 2]]].all()
         assert bool(np.isnan(row["probability"])) == has_none
-    by_name = kgmlm.open_run(calibrated, device="cpu", scores="likelihood")
-    assert by_name.rank(head="France", relation="capital")["probability"].isna().all()
+    for options in ({"scores": "likelihood"}, {"probabilities": False}):
+        other = kgmlm.open_run(calibrated, device="cpu", **options)
+        assert other.rank(head="France", relation="capital")["probability"].isna().all()
     new = pd.DataFrame([("atlantis", "Atlantis")], columns=["label", "name"])
     predictor = run.with_entities(new, [("atlantis", "located_in", "Europe")]).predictor
     ((_, answered),) = predictor.predict([predictor.resolver.query("capital", "atlantis", None)], 3)
