@@ -73,7 +73,7 @@ SHOWN: Options = {
     "probabilities": option(
         bool,
         True,
-        "Say how probable answers are: each is asked for from its other side. Many queries are faster without.",
+        "Say how probable answers are; each is asked for from its other side, so many queries take longer.",
         "--probabilities/--no-probabilities",
     ),
 }
