@@ -446,17 +446,17 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
 def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
     """Merge all parts and write the list; its manifest."""
     graph = plan.graph
-    triples, features = candidates_of(plan.parts)
+    candidates = candidates_of(plan.parts)
     least = LEAST if wanted.min_probability is None else wanted.min_probability
     always = SHOWN if wanted.min_probability is None else 0
     ranker, classifier, why = _opened(plan, watch)
     if classifier is None:
         watch.tell(f"{why}: the best answer of each question is listed, by its margin above the second best")
-        best = by_margin(triples, features)
+        best = by_margin(candidates)
         probabilities: dict[str, Any] = {"fitted": False}
     else:
         advance = partial(watch, "asking from both sides")
-        best = by_probability(triples, features, classifier, least, always, plan.batch_size, advance)
+        best = by_probability(candidates, classifier, least, always, plan.batch_size, advance)
         stands_for = classifier.calibration.stands_for(graph.validation)
         probabilities = {"fitted": True, "stands for": stands_for, "lacking": classifier.calibration.lacking}
     manifest: dict[str, Any] = {

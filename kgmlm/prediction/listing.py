@@ -64,14 +64,15 @@ class Listed:
         return Listed(self.triples[rows], self.features[rows], self.probability[rows], self.highest)
 
 
-def candidates_of(parts: Parts) -> tuple[IntArray, FloatArray]:
-    """The triples of all parts, a relation at a time, as :func:`features_of` has them."""
-    pairs = [features_of(SCHEMA.empty_table()), *map(features_of, _by_relation(parts.read()))]
-    triples, features = zip(*pairs, strict=True)
-    return np.concatenate(triples), np.concatenate(features)
+Candidates = tuple[IntArray, FloatArray]  # triples and their features, as :func:`features_of` has them
 
 
-def features_of(rows: pa.Table) -> tuple[IntArray, FloatArray]:
+def candidates_of(parts: Parts) -> Iterator[Candidates]:
+    """The candidates of all parts, a relation at a time."""
+    return map(features_of, _by_relation(parts.read()))
+
+
+def features_of(rows: pa.Table) -> Candidates:
     """The triples ``(n, 3)`` of a part, each once, by relation, head and tail; and their features
     ``(n, 2, F)``, not a number at sides that do not list them.
     """
@@ -113,30 +114,31 @@ def _by_relation(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def by_margin(triples: IntArray, features: FloatArray) -> Listed:
+def by_margin(candidates: Iterable[Candidates]) -> Listed:
     """The best answer of each question, by its margin above the second best, then by score: an order without
     probabilities.
 
     What is the best answer of both its questions goes first, by the smaller margin: where a relation has few
     tails, their margins are large whatever the head (measured: eval/LOG.md).
-
-    Args:
-        triples, features: as of :func:`candidates_of`.
     """
-    margin_n2 = features[:, :, FEATURES.index("margin")]
-    kept = np.nan_to_num(margin_n2, nan=-np.inf).max(1, initial=-np.inf) > 0
-    triples, features, margin_n2 = triples[kept], features[kept], np.nan_to_num(margin_n2[kept], nan=-np.inf)
-    score_n = np.nan_to_num(features[:, :, FEATURES.index("score")], nan=-np.inf).max(1, initial=-np.inf)
+    kept = [features_of(SCHEMA.empty_table())]
+    for triples, features in candidates:
+        margin_n2 = np.nan_to_num(features[:, :, FEATURES.index("margin")], nan=-np.inf)
+        best = margin_n2.max(1, initial=-np.inf) > 0
+        kept.append((triples[best], features[best]))
+    triples, features = (np.concatenate(columns) for columns in zip(*kept, strict=True))
+    margin_n2, score_n2 = (
+        np.nan_to_num(features[:, :, FEATURES.index(name)], nan=-np.inf) for name in ("margin", "score")
+    )
     both_n = margin_n2.min(1, initial=np.inf) > 0
     margin_n = np.where(both_n, margin_n2.min(1, initial=np.inf), margin_n2.max(1, initial=-np.inf))
     h, r, t = triples.T
-    order = np.lexsort([t, h, r, -score_n, -margin_n, ~both_n])
+    order = np.lexsort([t, h, r, -score_n2.max(1, initial=-np.inf), -margin_n, ~both_n])
     return Listed(triples[order], features[order], np.full(len(order), np.nan))
 
 
 def by_probability(
-    triples: IntArray,
-    features: FloatArray,
+    candidates: Iterable[Candidates],
     classifier: TripleClassifier,
     least: float,
     always: int = 0,
@@ -147,28 +149,35 @@ def by_probability(
     """The triples with at least a probability; equal ones by relation, head and tail.
 
     Only those are asked for from both sides that would be listed if they were as good from the side that does
-    not list them.
+    not list them. Triples without a probability, of new entities, are left out.
 
     Args:
-        triples, features: as of :func:`candidates_of`.
         always: so many of the most probable are listed, whatever their probability.
         looked_at: triples, at least, that are asked for from both sides.
     """
+
+    def hopeful(hopes: FloatArray) -> IntArray:
+        """The rows of triples that may be listed, and of the best others."""
+        wanted = hopes >= HOPEFUL * least
+        wanted[np.argsort(-hopes, kind="stable")[: max(always, looked_at)]] = True
+        return np.flatnonzero(wanted & (hopes >= 0))
+
     # 1. what may be probable enough
-    hoped = classifier.probabilities(_hoped(triples, features, classifier))
-    hoped = np.nan_to_num(hoped, nan=-1.0)
-    wanted = hoped >= HOPEFUL * least
-    wanted[np.argsort(-hoped, kind="stable")[: max(always, looked_at)]] = True
-    rows = np.flatnonzero(wanted & (hoped >= 0))
+    kept = [(np.zeros((0, 3), np.int64), np.zeros(0))]
+    for triples, features in candidates:
+        hopes = np.nan_to_num(classifier.probabilities(_hoped(triples, features, classifier)), nan=-1.0)
+        rows = hopeful(hopes)
+        kept.append((triples[rows], hopes[rows]))
+    triples, hopes = (np.concatenate(columns) for columns in zip(*kept, strict=True))
+    triples = triples[hopeful(hopes)]
     # 2. what is
-    asked = classifier.ask(triples[rows], batch_size, advance)
+    asked = classifier.ask(triples, batch_size, advance)
     probability = classifier.probabilities(asked)
-    h, r, t = triples[rows].T
+    h, r, t = triples.T
     order = np.lexsort([t, h, r, -probability])
-    count = max(always, int((probability >= least).sum()))
+    order = order[: max(always, int((probability >= least).sum()))]
     highest = float(probability.max(initial=0.0))
-    order = order[:count]
-    return Listed(triples[rows[order]], asked.features[order], probability[order], highest)
+    return Listed(triples[order], asked.features[order], probability[order], highest)
 
 
 def _hoped(triples: IntArray, features: FloatArray, classifier: TripleClassifier) -> AskedTriples:

@@ -128,13 +128,13 @@ def missing_of(run: Run, predictor: Predictor, ids: IntArray, k: int = SHOWN) ->
     queries = _questions(ranker.possible.askable, np.unique(ids), graph)
     # 2. their best answers
     completer = Completer(ranker, graph.context.answers, _known(graph), TOP)
-    triples, features = features_of(completer.part(queries))
+    candidates = [features_of(completer.part(queries))]
     # 3. the most probable of these
     if classifier is None:
-        best, stands_for = by_margin(triples, features), ""
+        best, stands_for = by_margin(candidates), ""
     else:
         looked_at = min(LOOKED_AT, 5 * k)
-        best = by_probability(triples, features, classifier, 1.0, k, looked_at=looked_at)
+        best = by_probability(candidates, classifier, 1.0, k, looked_at=looked_at)
         stands_for = classifier.calibration.stands_for(graph.validation)
     best, why = best[np.arange(min(k, len(best)))], Reasons.of(predictor.ranker)
     reasons = tuple(why((h, r, t)) for h, r, t in best.triples.tolist())
