@@ -356,8 +356,9 @@ def _draw_candidates(
         best_bK = np.take_along_axis(best_bK, order_bK, 1)
         ids_bK = np.take_along_axis(ids_bK, order_bK, 1)
         temperature = temperature_of(scorer)
-        total_b1 = logsumexp(others_bN.astype(np.float64) / temperature)[:, None]
-        softmax_bK = np.exp(best_bK / temperature - total_b1)
+        with np.errstate(invalid="ignore", divide="ignore"):  # where training has all answers
+            total_b1 = logsumexp(others_bN.astype(np.float64) / temperature)[:, None]
+            softmax_bK = np.exp(best_bK / temperature - total_b1)
         rates_bK = rates(softmax_bK, np.arange(1.0, 1 + best_bK.shape[1]), count, factor)
         row, column = np.nonzero((rng.random(best_bK.shape) < rates_bK) & np.isfinite(best_bK))
         ids = ids_bK[row, column]

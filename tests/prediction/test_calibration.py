@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from doubles import Hears
+from doubles import FakeRanker, Hears
 
 import kgmlm
 from kgmlm.core.arrays import BoolArray
@@ -134,6 +134,14 @@ def test_no_known_triple_is_drawn(toy: KnowledgeGraph, make_ranker: Callable[...
     assert sample.labels.sum() == 4
     assert FilterIndex(toy.splits["valid"], len(toy.entities)).has(sample.triples[sample.labels]).all()
     assert len(distinct_triples(sample.triples)) == len(sample.triples)
+
+
+def test_a_question_that_training_answers_in_full_lists_nothing(toy: KnowledgeGraph) -> None:
+    count = len(toy.entities)
+    every = np.array([(0, 0, t) for t in range(count)])
+    full = replace(toy, splits={**toy.splits, "train": np.concatenate([toy.splits["train"], every])})
+    sample = draw_sample(FakeRanker(count, "tied"), full, askable(full), most=0)
+    assert not ((sample.triples[:, 0] == 0) & (sample.triples[:, 1] == 0)).any()
 
 
 def test_better_candidates_are_drawn_more_often() -> None:

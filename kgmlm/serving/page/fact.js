@@ -21,7 +21,7 @@ export function row(fact) {
       name(fact.head_name), " ", el("span", { class: "dim" }, name(fact.relation_name)), " ", name(fact.tail_name),
     ),
     el("span", { class: "value" }, fact.probability === null ? "" : percent(fact.probability)),
-    el("p", { class: "reason" }, fact.because ? ["because ", name(because(fact))] : "by its texts and types: no rule and no similar fact says so"),
+    el("p", { class: "reason" }, fact.because ? ["because ", name(because(fact))] : "because of its texts and types: no rule and no similar fact says so"),
     el(
       "span",
       { class: "actions" },
