@@ -69,7 +69,9 @@ def test_a_csv_field_of_several_lines_is_refused(tmp_path: Path) -> None:
         tables.read_triples(path)
 
 
-label = st.text(st.characters(exclude_characters="\t\n\r\x00", exclude_categories=["Cs"]), min_size=1)
+label = st.text(st.characters(exclude_characters="\t\n\r\x00", exclude_categories=["Cs"]), min_size=1).filter(
+    tables.fits_tsv
+)
 
 
 @given(st.lists(st.tuples(label, label, label), min_size=1))
@@ -77,9 +79,15 @@ def test_what_write_tsv_writes_comes_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]
 ) -> None:
     path = tmp_path_factory.mktemp("tsv") / "t.tsv"
-    rows = [("first", "r", "second"), *rows]  # a byte-order mark can stand at the start of a file only
     tables.write_tsv(path, rows)
     assert tables.rows_of(tables.read_triples(path).columns) == [list(row) for row in rows]
+
+
+@pytest.mark.parametrize("odd", ["\ufeff", "\ufeffa", "a\tb", "a\nb", "\0", "a\r"])
+def test_what_tsv_cannot_hold_is_not_written(tmp_path: Path, odd: str) -> None:
+    with pytest.raises(DataError, match="which a TSV file cannot hold"):
+        tables.write_tsv(tmp_path / "t.tsv", [("a", "r", odd)])
+    assert not (tmp_path / "t.tsv").exists()
 
 
 @pytest.mark.parametrize(
