@@ -52,7 +52,7 @@ TRAIN = (
 
 
 # The toy graph has fewer validation triples than probabilities are fitted to.
-CALIBRATING = "from kgmlm.prediction import calibration; calibration.LEAST = 2"
+CALIBRATING = "from kgmlm.prediction import drawing; drawing.MIN_TRIPLES = 2"
 
 
 def command(*arguments: str | Path) -> list[str]:
