@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from doubles import FixedStage
 from forking import Forker, ranks
 from typer.testing import CliRunner
 
+import kgmlm
 from kgmlm.cli.app import app
 from kgmlm.core.arrays import Floats
 from kgmlm.core.config import (
@@ -225,6 +227,16 @@ def toy_run(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def calibrated_run(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on the toy graph with probabilities, fitted to the few validation triples that there are."""
+    path = shutil.copytree(toy_run, tmp_path_factory.mktemp("calibrated") / "run")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
+        kgmlm.calibrate(path, progress=False)
+    return path
 
 
 @pytest.fixture(scope="session")

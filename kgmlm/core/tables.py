@@ -338,7 +338,7 @@ DATES = ("date", "created", "time")  # columns of triples that say when each was
 
 
 def is_date_column(name: str) -> bool:
-    """Return whether a column has a name of dates: "date", "created" or "time", in any case."""
+    """Return whether a column is called "date", "created" or "time", in upper or lower case."""
     return name.strip().casefold() in DATES
 
 

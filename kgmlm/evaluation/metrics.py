@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -224,10 +224,6 @@ class Bins:
         """The expected calibration error: the mean distance of the two (Naeini et al., 2015)."""
         return float((self.mass_K * np.abs(self.predicted_K - self.observed_K)).sum())
 
-    def as_json(self) -> dict[str, list[float]]:
-        """For a file of JSON."""
-        return {name: np.round(values, 6).tolist() for name, values in asdict(self).items()}
-
 
 def binned(labels: BoolArray, probabilities: FloatArray, weights: FloatArray, bins: int = BINS) -> Bins:
     """Bins of equal mass. Equal probabilities share a bin, so there may be fewer; a heavy one is a bin alone.
@@ -265,27 +261,17 @@ def log_loss(labels: BoolArray, probabilities: FloatArray, weights: FloatArray) 
     return float(np.average(-np.log(np.maximum(right, _SMALLEST)), weights=weights))
 
 
-def reweighted(labels: BoolArray, weights: FloatArray, share: float) -> FloatArray:
-    """Weights by which positives are a share of all; each class keeps the proportions within it."""
-    positive, negative = weights[labels].sum(), weights[~labels].sum()
-    found: FloatArray = weights * np.where(labels, share / positive, (1 - share) / negative)
-    return found
-
-
 def measured(
     labels: BoolArray,
     probabilities: FloatArray,
     weights: FloatArray,
     *,
-    groups: np.ndarray[Any, Any] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> dict[str, Any]:
     """All figures of probabilities: how well they decide, rank, and come true.
 
     Args:
-        groups: (n,) what is drawn together in the bootstrap, such as a positive with its negatives; None
-            draws triples one by one.
         draws: of the bootstrap; 0 is none.
 
     Returns:
@@ -308,29 +294,22 @@ def measured(
         precision = average_precision_score(labels, probabilities, sample_weight=weights)
         found["average_precision"] = float(precision)
     if draws:
-        drawn = _bootstrap(labels, probabilities, weights, groups, draws, seed)
+        drawn = _bootstrap(labels, probabilities, weights, draws, seed)
         found["ece_95"] = [float(x) for x in np.percentile(drawn, [2.5, 97.5])]
     return found
 
 
 def _bootstrap(
-    labels: BoolArray,
-    probabilities: FloatArray,
-    weights: FloatArray,
-    groups: np.ndarray[Any, Any] | None,
-    draws: int,
-    seed: int,
+    labels: BoolArray, probabilities: FloatArray, weights: FloatArray, draws: int, seed: int
 ) -> FloatArray:
-    """ECE of samples of groups with replacement, each as often as it was drawn."""
-    number = np.arange(len(labels)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    count = int(number.max()) + 1
-    rng = np.random.default_rng(seed)
+    """ECE of samples of triples with replacement, each as often as it was drawn."""
+    count, rng = len(labels), np.random.default_rng(seed)
     which = np.unique(probabilities, return_inverse=True)[1]
-    found = np.empty(draws)
+    errors = np.empty(draws)
     for draw in range(draws):
-        times = np.bincount(rng.integers(0, count, count), minlength=count)[number]
-        found[draw] = _binned(which, labels, probabilities, weights * times).error
-    return found
+        times = np.bincount(rng.integers(0, count, count), minlength=count)
+        errors[draw] = _binned(which, labels, probabilities, weights * times).error
+    return errors
 
 
 KEY = ["head", "relation", "tail", "target"]

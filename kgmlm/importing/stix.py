@@ -44,7 +44,7 @@ class ReadStix(NamedTuple):
 
 
 def is_stix(path: Path) -> bool:
-    """Return whether a file, or the first JSON file of a folder, is STIX, by its first bytes."""
+    """Return whether a file, or the first JSON file of a folder, begins as STIX does."""
     files = stix_files(path)
     if not files or not is_json(files[0]):
         return False

@@ -77,7 +77,7 @@ class Classified(Result):
 
     @property
     def decided(self) -> BoolArray:
-        """Return which triples are called true: known ones, and those with .5 or more in such a list."""
+        """The triples that are classified as true: known ones, and those with .5 or more if half are true."""
         decided: BoolArray = self.known | (self.if_half_true >= 0.5)
         return decided
 
@@ -171,8 +171,7 @@ class Classified(Result):
 
         new = ~self.known
         labels = self.labels[new]
-        found = measured(labels, self.if_half_true[new], np.ones(len(labels)))
-        return found | {
+        return measured(labels, self.if_half_true[new], np.ones(len(labels))) | {
             "accuracy": float((self.decided[new] == labels).mean()),
             "known": int(self.known.sum()),
         }

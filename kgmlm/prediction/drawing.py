@@ -370,9 +370,8 @@ def _draw_candidates(
             more_ids = np.concatenate([ids[:0], *(rng.choice(count, n, replace=False) for n in numbers)])
             last = others_bN[more_row, more_ids] < best_bK[more_row, -1]
             row, ids = np.append(row, more_row[last]), np.append(ids, more_ids[last])
-            # what does not compete is below any other
-            there = np.isfinite(others_bN[row, ids])
-            row, ids = row[there], ids[there]
+            competes = np.isfinite(others_bN[row, ids])  # the others are at minus infinity
+            row, ids = row[competes], ids[competes]
         # 3. but validation's triples
         new = ~np.isin(triple_keys(asked[row].triples(ids), count, relations), never)
         row, ids = row[new], ids[new]

@@ -54,7 +54,7 @@ class Listed:
 
     @property
     def has_probabilities(self) -> bool:
-        """Return whether there are probabilities."""
+        """Whether each triple has a probability."""
         return not np.isnan(self.probability).any()
 
     def __len__(self) -> int:

@@ -357,7 +357,7 @@ class Possible:
         return replace(self, loop_free_R=np.zeros_like(self.loop_free_R))
 
     def without_further(self) -> Possible:
-        """A copy without further constraints."""
+        """A copy in which all that counts is whether an entity may answer about itself."""
         return replace(self, further=())
 
     def met(self, *further: Constraint) -> Possible:

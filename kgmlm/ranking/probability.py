@@ -98,7 +98,7 @@ def competing(scores_BN: Floats, taken: tuple[IntArray, IntArray]) -> tuple[Floa
 
 @dataclass(frozen=True, eq=False)
 class AskedTriples:
-    """What a run says of triples, asked for from both sides.
+    """The features and states of triples, as a run gives them from both sides.
 
     Attributes:
         features: ``(n, 2, F)``.
@@ -123,7 +123,7 @@ class AskedTriples:
         return cls(features, np.zeros((n, len(SIDES)), np.int64), np.zeros(n, np.int64))
 
     def replaced(self, rows: BoolArray, asked: AskedTriples) -> AskedTriples:
-        """A copy with what is said of some of the triples."""
+        """A copy with other features, states and relations in some rows."""
         parts = {name: values.copy() for name, values in vars(self).items()}
         for name, values in parts.items():
             values[rows] = vars(asked)[name]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn import metrics
 
 from kgmlm.core.arrays import BoolArray, FloatArray
-from kgmlm.evaluation.metrics import BINS, binned, brier, log_loss, measured, reweighted
+from kgmlm.evaluation.metrics import BINS, binned, brier, log_loss, measured
 
 
 def drawn(count: int, seed: int = 0) -> tuple[BoolArray, FloatArray]:
@@ -72,26 +70,7 @@ def test_bins_have_the_same_mass_and_equal_probabilities_share_one() -> None:
     assert uneven.mass_K == pytest.approx([5 / 6, 1 / 6])
     alike = binned(np.array([True, False, False, False]), np.full(4, 0.25), np.ones(4))
     assert (alike.predicted_K.tolist(), alike.observed_K.tolist(), alike.error) == ([0.25], [0.25], 0.0)
-    assert binned(np.array([True]), np.array([1.0]), np.ones(1)).as_json()["mass_K"] == [1.0]
-
-
-def test_what_is_drawn_together_varies_together() -> None:
-    labels, probabilities = drawn(40)
-    labels, probabilities = np.repeat(labels, 50), np.repeat(probabilities, 50)
-    ones, groups = np.ones(2000), np.repeat(np.arange(40), 50)
-    alone, together = (
-        measured(labels, probabilities, ones, groups=g, draws=200)["ece_95"] for g in (None, groups)
-    )
-    assert together[1] - together[0] > 1.5 * (alone[1] - alone[0])
-
-
-@given(st.floats(0.001, 0.999), st.integers(0, 100))
-def test_positives_are_reweighted_to_a_share(share: float, seed: int) -> None:
-    labels, weights = drawn(50, seed)
-    labels[:2] = True, False
-    found = reweighted(labels, weights + 0.1, share)
-    assert found.sum() == pytest.approx(1)
-    assert found[labels].sum() == pytest.approx(share)
+    assert binned(np.array([True]), np.array([1.0]), np.ones(1)).mass_K.tolist() == [1.0]
 
 
 def test_one_class_alone_has_no_auc_and_certainty_has_a_finite_loss() -> None:

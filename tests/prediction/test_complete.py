@@ -42,13 +42,9 @@ def completed(run: Path, output: Path, **options: Any) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def toy_run(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run with probabilities, fitted to the few validation triples of the toy graph."""
-    path = shutil.copytree(toy_run, tmp_path_factory.mktemp("calibrated") / "run")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
-        kgmlm.calibrate(path, progress=False)
-    return path
+def toy_run(calibrated_run: Path) -> Path:
+    """The run with probabilities, so that no test fits them again."""
+    return calibrated_run
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,8 @@ from kgmlm.graphs.queries import FilterIndex
 
 
 @pytest.fixture(scope="module")
-def run(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = shutil.copytree(toy_run, tmp_path_factory.mktemp("missing") / "run")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)
-        kgmlm.calibrate(path, progress=False)
-    return path
+def run(calibrated_run: Path) -> Path:
+    return calibrated_run
 
 
 def test_the_facts_are_about_the_entity_new_and_the_most_probable_first(run: Path) -> None:
