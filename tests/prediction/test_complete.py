@@ -42,23 +42,17 @@ def completed(run: Path, output: Path, **options: Any) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def toy_run(calibrated_run: Path) -> Path:
-    """The run with probabilities, so that no test fits them again."""
-    return calibrated_run
-
-
-@pytest.fixture(scope="module")
-def whole(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def whole(calibrated_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A list that was made in one go."""
     path = tmp_path_factory.mktemp("whole") / "new.parquet"
-    return path, completed(toy_run, path)
+    return path, completed(calibrated_run, path)
 
 
 def test_everything_is_asked_and_nothing_known_is_listed(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]]
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     path, made = whole
-    graph = open_folder(toy_run).graph
+    graph = open_folder(calibrated_run).graph
     table, manifest = read_list(path)
     assert manifest == {k: v for k, v in made.items() if k not in TIMES}
     n, r = len(graph.entities), len(graph.relations)
@@ -78,7 +72,7 @@ def test_everything_is_asked_and_nothing_known_is_listed(
     assert (np.diff(probability) <= 0).all()
     assert ((probability > 0) & (probability < 1)).all()
     # The same triples as by asking the run itself.
-    run = kgmlm.open_run(toy_run, rerank=0)
+    run = kgmlm.open_run(calibrated_run, rerank=0)
     row = next(x for x in table.to_pylist() if x["tail_score"] is not None)
     ranked = run.rank(head=row["head"], relation=row["relation"], k=100)
     (found,) = ranked[ranked["tail_label"] == row["tail"]].to_dict("records")
@@ -87,7 +81,7 @@ def test_everything_is_asked_and_nothing_known_is_listed(
 
 @pytest.mark.parametrize("after", [0, 1, 3, 7])
 def test_a_list_cut_short_goes_on_to_the_same_bytes(
-    toy_run: Path,
+    calibrated_run: Path,
     whole: tuple[Path, dict[str, Any]],
     after: int,
     tmp_path: Path,
@@ -105,41 +99,41 @@ def test_a_list_cut_short_goes_on_to_the_same_bytes(
 
     monkeypatch.setattr(candidates.Parts, "write", killed)
     with pytest.raises(KeyboardInterrupt):
-        completed(toy_run, new)
+        completed(calibrated_run, new)
     monkeypatch.undo()
     assert not new.exists()
-    again = completed(toy_run, new)
+    again = completed(calibrated_run, new)
     assert again["queries scored"] == made["queries"] - 10 * after
     assert new.read_bytes() == path.read_bytes()
 
 
 def test_shards_joined_are_the_whole(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     path, made = whole
     missing = -(-made["queries"] // 10)
     for shard in ("2/3", "1/3", "2/3"):
-        told = completed(toy_run, tmp_path / "new.parquet", shard=shard)
+        told = completed(calibrated_run, tmp_path / "new.parquet", shard=shard)
         assert told["parts"] == -(-made["queries"] // 10)
         assert told["missing"] < missing or shard == "2/3"
         missing = told["missing"]
         assert not (tmp_path / "new.parquet").exists()
     elsewhere = tmp_path / "elsewhere" / "new.parquet"  # as on a machine without a shared disk
     elsewhere.parent.mkdir()
-    completed(toy_run, elsewhere, shard="3/3")
+    completed(calibrated_run, elsewhere, shard="3/3")
     shutil.copytree(f"{elsewhere}.parts", tmp_path / "new.parquet.parts", dirs_exist_ok=True)
-    assert completed(toy_run, tmp_path / "new.parquet")["queries scored"] == 0
+    assert completed(calibrated_run, tmp_path / "new.parquet")["queries scored"] == 0
     assert (tmp_path / "new.parquet").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.slow
 def test_a_killed_process_leaves_whole_parts(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     new = tmp_path / "new.parquet"
     arguments = [
         "complete",
-        str(toy_run),
+        str(calibrated_run),
         "--output",
         str(new),
         "--part-size",
@@ -156,37 +150,37 @@ def test_a_killed_process_leaves_whole_parts(
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    completed(toy_run, new)
+    completed(calibrated_run, new)
     assert new.read_bytes() == whole[0].read_bytes()
 
 
-def test_another_probability_scores_nothing_again(toy_run: Path, tmp_path: Path) -> None:
+def test_another_probability_scores_nothing_again(calibrated_run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.parquet"
-    first = completed(toy_run, new)
+    first = completed(calibrated_run, new)
     least = read_list(new)[0].column("probability")[20].as_py()
-    fewer = completed(toy_run, new, min_probability=least)
+    fewer = completed(calibrated_run, new, min_probability=least)
     assert fewer["queries scored"] == 0
     assert 20 < fewer["listed"] < first["listed"]
     assert fewer["probabilities"] == first["probabilities"]
 
 
-def test_types_and_relations_say_what_is_asked(toy_run: Path, tmp_path: Path) -> None:
-    graph = open_folder(toy_run).graph
+def test_types_and_relations_say_what_is_asked(calibrated_run: Path, tmp_path: Path) -> None:
+    graph = open_folder(calibrated_run).graph
     relation = graph.relations[int(graph.splits["valid"][0, 1])]
-    completed(toy_run, tmp_path / "some", relations=[relation.name])
+    completed(calibrated_run, tmp_path / "some", relations=[relation.name])
     table, manifest = read_list(tmp_path / "some")
     assert set(table.column("relation").to_pylist()) == {relation.label}
     assert manifest["relations"] == [relation.label]
     # So few triples forbid nothing: with types, everybody is asked about everything.
     for options in ({"typed": True}, {"typed": True, "functional": True}):
-        made = completed(toy_run, tmp_path / "-".join(options), **options)
+        made = completed(calibrated_run, tmp_path / "-".join(options), **options)
         assert made["queries"] == len(graph.entities) * len(graph.relations) * 2 > 76
         assert made["listed"] > 0
 
 
-def test_a_hidden_split_is_reported(toy_run: Path, tmp_path: Path) -> None:
-    made = completed(toy_run, tmp_path / "new", report="test", top=40)
-    graph = open_folder(toy_run).graph
+def test_a_hidden_split_is_reported(calibrated_run: Path, tmp_path: Path) -> None:
+    made = completed(calibrated_run, tmp_path / "new", report="test", top=40)
+    graph = open_folder(calibrated_run).graph
     listed = read_list(tmp_path / "new")[0].select(["head", "relation", "tail"]).to_pylist()
     hidden = set(graph.labeled(graph.splits["test"]))
     found = [tuple(row.values()) in hidden for row in listed]
@@ -198,7 +192,7 @@ def test_a_hidden_split_is_reported(toy_run: Path, tmp_path: Path) -> None:
     assert row["recall"] == sum(found[:100]) / len(hidden)
 
 
-def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_path: Path) -> None:
+def test_what_does_not_go_is_refused_before_anything_is_made(calibrated_run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.parquet"
     refusals: list[tuple[dict[str, Any], type[KgmlmError], str]] = [
         ({"report": "test", "known": None}, ConfigError, "--known train,valid"),
@@ -214,20 +208,22 @@ def test_what_does_not_go_is_refused_before_anything_is_made(toy_run: Path, tmp_
     ]
     for options, kind, words in refusals:
         with pytest.raises(kind, match=words):
-            completed(toy_run, new, **options)
+            completed(calibrated_run, new, **options)
         assert not new.exists()
         shutil.rmtree(f"{new}.parts", ignore_errors=True)
     with pytest.raises(DataError, match="is a folder"):
-        completed(toy_run, tmp_path)
+        completed(calibrated_run, tmp_path)
     with pytest.raises(ConfigError, match=r"new.nt does not end in .parquet, .csv or .tsv; `kgmlm export`"):
-        completed(toy_run, tmp_path / "new.nt")
+        completed(calibrated_run, tmp_path / "new.nt")
 
 
-def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_only_a_list_is_replaced(
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
     with pytest.raises(RunError, match="exists and is no list of new triples; choose another --output"):
-        completed(toy_run, notes)
+        completed(calibrated_run, notes)
     assert notes.read_text() == "mine"
     new = tmp_path / "new.parquet"
     shutil.copy(whole[0], new)
@@ -238,29 +234,29 @@ def test_only_a_list_is_replaced(toy_run: Path, whole: tuple[Path, dict[str, Any
     assert len(read_list(new)[0]) == len(read_list(whole[0])[0])
 
 
-def test_one_relation_may_be_named_alone(toy_run: Path, tmp_path: Path) -> None:
-    graph = open_folder(toy_run).graph
+def test_one_relation_may_be_named_alone(calibrated_run: Path, tmp_path: Path) -> None:
+    graph = open_folder(calibrated_run).graph
     name = graph.relations[int(graph.triples("valid")[0, 1])].name
     one, listed = (
-        completed(toy_run, tmp_path / f"{n}.parquet", relations=relations)
+        completed(calibrated_run, tmp_path / f"{n}.parquet", relations=relations)
         for n, relations in enumerate((name, [name]))
     )
     assert one["listed"] == listed["listed"] > 0
 
 
-def test_the_parts_of_another_run_are_refused(toy_run: Path, tmp_path: Path) -> None:
+def test_the_parts_of_another_run_are_refused(calibrated_run: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.parquet"
-    completed(toy_run, new, shard="1/8")
+    completed(calibrated_run, new, shard="1/8")
     before = sorted((p.name, p.read_bytes()) for p in Path(f"{new}.parts").iterdir())
     other = tmp_path / "other"
-    shutil.copytree(toy_run, other)
+    shutil.copytree(calibrated_run, other)
     weights = json.loads((other / "model" / "mixture.json").read_text())
     weights["signals"]["likelihood"]["average"] = 0.5
     (other / "model" / "mixture.json").write_text(json.dumps(weights))
     for run, options, words in (
         (other, {}, r"\(run\)"),
-        (toy_run, {"top": 3}, r"\(top\)"),
-        (toy_run, {"functional": True, "batch_size": 5}, r"\(batch_size, functional\)"),
+        (calibrated_run, {"top": 3}, r"\(top\)"),
+        (calibrated_run, {"functional": True, "batch_size": 5}, r"\(batch_size, functional\)"),
     ):
         with pytest.raises(RunError, match=words):
             completed(run, new, **options)
@@ -268,7 +264,7 @@ def test_the_parts_of_another_run_are_refused(toy_run: Path, tmp_path: Path) -> 
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = tmp_path / "new.parquet"
     write = files.write_parquet
@@ -280,19 +276,19 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
 
     monkeypatch.setattr(files, "write_parquet", full)
     with pytest.raises(OSError, match="No space left") as error:
-        completed(toy_run, new)
+        completed(calibrated_run, new)
     assert error.value.filename.endswith("part-0000004.parquet")
     names = sorted(p.name for p in Path(f"{new}.parts").iterdir())
     assert names == ["manifest.json", *(f"part-000000{i}.parquet" for i in range(4))]
     monkeypatch.undo()
-    completed(toy_run, new)
+    completed(calibrated_run, new)
     assert new.read_bytes() == whole[0].read_bytes()
 
 
-def test_a_worker_that_does_not_see_the_parts_says_so(toy_run: Path, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_see_the_parts_says_so(calibrated_run: Path, tmp_path: Path) -> None:
     """As on a machine without the shared disk; it makes no folder of its own there."""
     way = RankingOptions(device="cpu")
-    plan = complete.Plan(toy_run, tmp_path / "new.parts", way, 10, ("train", "valid"), None, 64, 10)
+    plan = complete.Plan(calibrated_run, tmp_path / "new.parts", way, 10, ("train", "valid"), None, 64, 10)
     with pytest.raises(RunError, match=r"is not seen on .* storage that all machines share"):
         plan.sent().begin(Watcher())
     assert not plan.folder.exists()
@@ -305,10 +301,10 @@ def test_a_worker_that_does_not_see_the_parts_says_so(toy_run: Path, tmp_path: P
 
 
 def test_the_run_of_a_pack_is_what_workers_open(
-    toy_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
-    file = kgmlm.pack(toy_run, tmp_path / "toy.kgmlm", progress=False)
+    file = kgmlm.pack(calibrated_run, tmp_path / "toy.kgmlm", progress=False)
     monkeypatch.setattr(workers, "made_on_ray", sent_here)
     monkeypatch.setattr(workers, "find_spec", lambda name: object())
     made = completed(file, tmp_path / "new", ray="local", workers=2)
@@ -317,7 +313,7 @@ def test_the_run_of_a_pack_is_what_workers_open(
 
 
 def test_a_graph_without_validation_is_refused(
-    toy_run: Path, tmp_path: Path, toy: kgmlm.KnowledgeGraph
+    calibrated_run: Path, tmp_path: Path, toy: kgmlm.KnowledgeGraph
 ) -> None:
     bare = replace(toy, splits={"train": toy.splits["train"]})
     with pytest.raises(DataError, match="no split 'valid'"):
@@ -326,14 +322,14 @@ def test_a_graph_without_validation_is_refused(
 
 def test_the_command(
     cli: Cli,
-    toy_run: Path,
+    calibrated_run: Path,
     whole: tuple[Path, dict[str, Any]],
     tmp_path: Path,
 ) -> None:
     new = tmp_path / "new.parquet"
     options = ("--known", "valid", "--min-probability", "0", "--part-size", "10", "--report", "test")
     plain = ("--no-typed", "--no-functional")
-    arguments = ("complete", toy_run, "--output", new, *options, *plain)
+    arguments = ("complete", calibrated_run, "--output", new, *options, *plain)
     told = cli(*arguments, "--shard", "1/2", "-q")
     assert told.returncode == 0, told.stderr
     assert "4 of 8 parts are missing" in told.stdout
@@ -353,52 +349,56 @@ def test_the_command(
     told = cli("export", new, "--output", tmp_path / "neo", "--format", "neo4j", "--json")
     assert json.loads(told.stdout)["triples"] == made["listed"]
     refused(cli("export", new, "--output", tmp_path / "x"), "--format names one of")
-    refused(cli("export", toy_run / "run.json", "--output", tmp_path / "x.nt"), "cannot be read as Parquet")
+    refused(
+        cli("export", calibrated_run / "run.json", "--output", tmp_path / "x.nt"), "cannot be read as Parquet"
+    )
     refused(cli(*arguments, "--top", "3", "-q"), "another run or of other settings (top)")
     refused(cli(*arguments[:-2], "--report", "valid", "-q"), "valid is known")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_list_is_a_table_where_its_name_says_so(toy_run: Path, tmp_path: Path, suffix: str) -> None:
+def test_a_list_is_a_table_where_its_name_says_so(calibrated_run: Path, tmp_path: Path, suffix: str) -> None:
     target = tmp_path / f"new{suffix}"
-    made = completed(toy_run, target)
-    completed(toy_run, tmp_path / "new.parquet")
+    made = completed(calibrated_run, target)
+    completed(calibrated_run, tmp_path / "new.parquet")
     expected, _ = read_list(tmp_path / "new.parquet")
     table = pd.read_csv(target, sep="\t" if suffix == ".tsv" else ",", keep_default_na=False)
     assert list(table.columns) == expected.column_names
     assert table["head"].tolist() == expected.column("head").to_pylist()
     assert table["probability"].to_numpy() == pytest.approx(expected.column("probability").to_numpy())
     assert made["listed"] == len(table)
-    assert completed(toy_run, target)["listed"] == len(table), "it replaces its own list"
+    assert completed(calibrated_run, target)["listed"] == len(table), "it replaces its own list"
     other = tmp_path / f"other{suffix}"
     other.write_text("head,relation\n")
     with pytest.raises(RunError, match="is no list of new triples"):
-        completed(toy_run, other)
+        completed(calibrated_run, other)
 
 
-def test_the_best_triples_come_with_names_and_the_highest_probability(toy_run: Path, tmp_path: Path) -> None:
-    made = completed(toy_run, tmp_path / "new.parquet")
+def test_the_best_triples_come_with_names_and_the_highest_probability(
+    calibrated_run: Path, tmp_path: Path
+) -> None:
+    made = completed(calibrated_run, tmp_path / "new.parquet")
     table, manifest = read_list(tmp_path / "new.parquet")
     assert [row["probability"] for row in made["best"]] == table.column("probability").to_pylist()[:10]
     assert made["best"][0]["head_name"] == table.column("head_name")[0].as_py()
     assert all("because" in row for row in made["best"])
     assert "best" not in manifest
     assert made["highest"] == manifest["highest"] == made["best"][0]["probability"]
-    none = completed(toy_run, tmp_path / "new.parquet", min_probability=1.0)
+    none = completed(calibrated_run, tmp_path / "new.parquet", min_probability=1.0)
     assert none["listed"] == 0
     assert none["best"] == []
     assert none["highest"] == made["highest"]
 
 
 def test_one_relation_has_the_probabilities_of_all(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    graph = open_folder(toy_run).graph
+    graph = open_folder(calibrated_run).graph
     every = read_list(whole[0])[0].to_pylist()
     validated = graph.splits["valid"][:, 1]
     rare = next(r.label for i, r in enumerate(graph.relations) if i not in validated)
     for label in (rare, graph.relations[int(validated[0])].label):
-        completed(toy_run, tmp_path / label, relations=[label])
+        completed(calibrated_run, tmp_path / label, relations=[label])
         own = read_list(tmp_path / label)[0].to_pylist()
         expected = [row for row in every if row["relation"] == label]
         assert own != []
@@ -408,11 +408,11 @@ def test_one_relation_has_the_probabilities_of_all(
 
 
 def test_too_few_for_probabilities_list_the_clearest_answer_of_each_question(
-    toy_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    calibrated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    toy_run = shutil.copytree(toy_run, tmp_path / "run")
-    drop_calibration(open_folder(toy_run))
-    made = kgmlm.complete(toy_run, tmp_path / "new.parquet", known=["valid"], report="test")
+    calibrated_run = shutil.copytree(calibrated_run, tmp_path / "run")
+    drop_calibration(open_folder(calibrated_run))
+    made = kgmlm.complete(calibrated_run, tmp_path / "new.parquet", known=["valid"], report="test")
     assert "probabilities need at least 20 validation triples" in capsys.readouterr().err
     table, manifest = read_list(tmp_path / "new.parquet")
     assert (manifest["probabilities"]["fitted"], made["best"][0]["probability"]) == (False, None)
@@ -428,13 +428,13 @@ def test_too_few_for_probabilities_list_the_clearest_answer_of_each_question(
         )
     assert "None" not in (tmp_path / "new.trig").read_text()
     assert len(read_list(tmp_path / "new.csv")[0]) == len(table)
-    kgmlm.complete(toy_run, tmp_path / "tail.csv", known=["valid"], progress=False)
+    kgmlm.complete(calibrated_run, tmp_path / "tail.csv", known=["valid"], progress=False)
     kgmlm.export(tmp_path / "tail.csv", tmp_path / "tail.nt")
     assert (tmp_path / "tail.nt").stat().st_size > 0
 
 
-def test_a_reason_is_written_with_each_triple(toy_run: Path, tmp_path: Path) -> None:
-    made = completed(toy_run, tmp_path / "new.csv", explain=True)
+def test_a_reason_is_written_with_each_triple(calibrated_run: Path, tmp_path: Path) -> None:
+    made = completed(calibrated_run, tmp_path / "new.csv", explain=True)
     table, _ = read_list(tmp_path / "new.csv")
     reasons = table.column("because").to_pylist()
     assert [row["because"] for row in made["best"]] == reasons[:10]
@@ -443,25 +443,27 @@ def test_a_reason_is_written_with_each_triple(toy_run: Path, tmp_path: Path) -> 
 
 
 def test_a_diverse_list_has_the_same_triples(
-    toy_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    made = completed(toy_run, tmp_path / "new.parquet", diverse=True)
+    made = completed(calibrated_run, tmp_path / "new.parquet", diverse=True)
     assert made["diverse"]
     rows, every = (read_list(path)[0].to_pylist() for path in (tmp_path / "new.parquet", whole[0]))
     assert rows != every
     assert sorted(map(repr, rows)) == sorted(map(repr, every))
 
 
-def test_a_list_is_never_empty_by_default(toy_run: Path, tmp_path: Path) -> None:
-    every = completed(toy_run, tmp_path / "every")["listed"]
-    made = completed(toy_run, tmp_path / "new", min_probability=None)
+def test_a_list_is_never_empty_by_default(calibrated_run: Path, tmp_path: Path) -> None:
+    every = completed(calibrated_run, tmp_path / "every")["listed"]
+    made = completed(calibrated_run, tmp_path / "new", min_probability=None)
     assert 10 <= made["listed"] < every
-    assert completed(toy_run, tmp_path / "new", min_probability=0.99)["listed"] == 0
+    assert completed(calibrated_run, tmp_path / "new", min_probability=0.99)["listed"] == 0
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
-def test_a_list_shows_its_facts_and_has_all_of_them(toy_run: Path, tmp_path: Path, suffix: str) -> None:
-    made = completed(toy_run, tmp_path / f"new{suffix}")
+def test_a_list_shows_its_facts_and_has_all_of_them(
+    calibrated_run: Path, tmp_path: Path, suffix: str
+) -> None:
+    made = completed(calibrated_run, tmp_path / f"new{suffix}")
     first, *facts = repr(made).splitlines()
     assert first == f"<{made['listed']} new triples in {made['output']}>"
     assert len(facts) == 10
@@ -477,17 +479,17 @@ def test_a_list_shows_its_facts_and_has_all_of_them(toy_run: Path, tmp_path: Pat
 
 
 def test_many_queries_come_with_ways_to_ask_fewer(
-    toy_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    calibrated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kgmlm.prediction.complete.MANY", 10)
-    kgmlm.complete(toy_run, tmp_path / "typed.csv", known=["valid"])
+    kgmlm.complete(calibrated_run, tmp_path / "typed.csv", known=["valid"])
     assert "`--no-typed` asks only those that training has" in capsys.readouterr().err
-    kgmlm.complete(toy_run, tmp_path / "plain.csv", known=["valid"], typed=False)
+    kgmlm.complete(calibrated_run, tmp_path / "plain.csv", known=["valid"], typed=False)
     assert "--no-typed" not in capsys.readouterr().err
 
 
-def test_what_was_rejected_is_never_listed_again(toy_run: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(toy_run, tmp_path / "copy")
+def test_what_was_rejected_is_never_listed_again(calibrated_run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(calibrated_run, tmp_path / "copy")
     row = completed(copy, tmp_path / "first.parquet", min_probability=0)["best"][0]
     triple = (row["head"], row["relation"], row["tail"])
     kgmlm.update(copy, false=[triple], progress=False)
