@@ -105,7 +105,7 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal (kge, rules, types, biencoder, linked, mentions); reverse asks the best "
+        "First train a signal (kge, rules, types, biencoder, linked, mentions, unseen); reverse asks the best "
         "candidates back, which needs no training, conditional reads their names token by token, and trees "
         "ranks them by trees that LightGBM fits to validation. May be given several times.",
     ),

@@ -372,6 +372,12 @@ class ContextGraph:
         degree_N[: len(counts)] = counts
         return degree_N
 
+    @property
+    def unseen_N(self) -> BoolArray:
+        """Return which entities have no training triple."""
+        unseen_N: BoolArray = self.degree_N == 0
+        return unseen_N
+
     @cached_property
     def answers(self) -> FilterIndex:
         """The answers of queries in training."""

@@ -12,7 +12,7 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -53,6 +53,9 @@ class Mixture:
     Attributes:
         tables: for each signal its weights ``(R, 2)``: of relation r for tails, then heads.
         averages: for each signal the best single weight, used for relations that the run does not know.
+        damping: of some signals, by how much the weights that were fitted are multiplied.
+        of_unseen: other weights for queries about entities that training has no triple of; None is the same.
+        unseen_N: which entities these are; None where nobody has said yet.
 
     >>> even = Mixture.even({"likelihood": 1.0, "vector": 5.0}, relations=2)
     >>> even.only("vector").signals
@@ -61,6 +64,9 @@ class Mixture:
 
     tables: Mapping[str, Floats]
     averages: Mapping[str, float]
+    damping: Mapping[str, float] = field(default_factory=dict)
+    of_unseen: Mixture | None = None
+    unseen_N: BoolArray | None = None
 
     @classmethod
     def even(cls, weights: Mapping[str, float], relations: int) -> Mixture:
@@ -70,7 +76,12 @@ class Mixture:
     @property
     def signals(self) -> tuple[str, ...]:
         """The signals that have a weight other than 0, for some relation or for a new one."""
-        return tuple(n for n, table_R2 in self.tables.items() if self.averages[n] or bool(table_R2.any()))
+        further = self.of_unseen.signals if self.of_unseen else ()
+        return tuple(
+            name
+            for name, table_R2 in self.tables.items()
+            if self.averages[name] or bool(table_R2.any()) or name in further
+        )
 
     @property
     def relations(self) -> int:
@@ -80,7 +91,16 @@ class Mixture:
     def weighed(self, name: str, weights_R2: npt.ArrayLike, average: float) -> Mixture:
         """A copy with other weights of a signal, or with one signal more."""
         table_R2 = np.asarray(weights_R2, np.float32)
-        return Mixture({**self.tables, name: table_R2}, {**self.averages, name: average})
+        tables, averages = {**self.tables, name: table_R2}, {**self.averages, name: average}
+        return replace(self, tables=tables, averages=averages)
+
+    def damped(self, damping: Mapping[str, float]) -> Mixture:
+        """A copy of fitted weights, those of some signals multiplied by a factor each."""
+        factors = {name: damping.get(name, 1.0) for name in self.tables}
+        tables = {name: np.float32(factors[name]) * table_R2 for name, table_R2 in self.tables.items()}
+        averages = {name: factors[name] * average for name, average in self.averages.items()}
+        kept = {name: f for name, f in factors.items() if f != 1}
+        return replace(self, tables=tables, averages=averages, damping=kept)
 
     def evenly(self, name: str, weight: float) -> Mixture:
         """A copy with one weight of a signal for all relations."""
@@ -93,7 +113,10 @@ class Mixture:
     def without(self, *names: str) -> Mixture:
         """All signals but some."""
         left = [name for name in self.tables if name not in names]
-        return Mixture({n: self.tables[n] for n in left}, {n: self.averages[n] for n in left})
+        tables, averages = {n: self.tables[n] for n in left}, {n: self.averages[n] for n in left}
+        damping = {n: factor for n, factor in self.damping.items() if n in left}
+        further = self.of_unseen.without(*names) if self.of_unseen else None
+        return replace(self, tables=tables, averages=averages, damping=damping, of_unseen=further)
 
     def opened(self, name: str, parts: Mixture) -> Mixture:
         """A copy in which a weighted sum of signals is replaced by the signals."""
@@ -108,13 +131,22 @@ class Mixture:
             name: np.concatenate([table_R2, _evenly(self.averages[name], 1)])[relation_rows]
             for name, table_R2 in self.tables.items()
         }
-        return Mixture(tables, self.averages)
+        further = self.of_unseen.for_graph(relation_rows) if self.of_unseen else None
+        return replace(self, tables=tables, of_unseen=further, unseen_N=None)
+
+    def for_entities(self, context: ContextGraph) -> Mixture:
+        """A copy that knows of which entities a graph has no training triple."""
+        return replace(self, unseen_N=context.unseen_N) if self.of_unseen else self
 
     def of(self, name: str, queries: Queries) -> Floats:
         """The weights ``(B,)`` of a signal; 0 of one that it does not have."""
         if name not in self.tables:
             return np.zeros(len(queries), np.float32)
-        return self.tables[name][queries.relation_B, queries.side_B]
+        weight_B = self.tables[name][queries.relation_B, queries.side_B]
+        if self.of_unseen is None:
+            return weight_B
+        assert self.unseen_N is not None, "the weights do not know which entities are unseen"
+        return np.where(self.unseen_N[queries.entity_B], self.of_unseen.of(name, queries), weight_B)
 
     def combine(self, signal_scores: SignalScores, queries: Queries) -> Floats:
         """The weighted sum ``(B, N)`` of the scores of signals for the candidates of B queries, a new array.
@@ -284,6 +316,10 @@ class Ranker:
         vars(twin).update(parts)
         return twin
 
+    def weighed_by(self, mixture: Mixture) -> Self:
+        """A copy with the weights that a run keeps."""
+        return self.replace(mixture=mixture.for_entities(self.context))
+
     def with_signal(self, signal: Signal) -> Self:
         """A copy with one signal more, or another one of its name; the mixture says how much it counts."""
         return self.replace(signals={**self.signals, signal.name: signal})._with_vectors()
@@ -305,7 +341,7 @@ class Ranker:
             signals={
                 n: signal.for_graph(reader, entity_rows, relation_rows) for n, signal in self.signals.items()
             },
-            mixture=self.mixture.for_graph(relation_rows),
+            mixture=self.mixture.for_graph(relation_rows).for_entities(context),
             possible=self.possible.for_graph(relation_rows, context),
             stages=self.stages,
         )._with_vectors()

@@ -261,7 +261,7 @@ def tuned_ranker(
         ConfigError: when the run has no such scores.
     """
     others = tuple(name for name in beside() if scores not in ("all", name))
-    ranker = untuned_ranker(run, device, others).replace(mixture=run.tuned.mixture).by(scores)
+    ranker = untuned_ranker(run, device, others).weighed_by(run.tuned.mixture).by(scores)
     if scores not in ("all", "text"):
         return ranker
     not_used = others if rerank and scores == "all" else (*others, TREES)

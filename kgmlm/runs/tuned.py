@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,9 +32,14 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Sha = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Signal(digests.StrictModel):
+class _Weights(digests.StrictModel):
     average: _Finite
     weights: list[Annotated[list[_Finite], Field(min_length=2, max_length=2)]] | None
+
+
+class _Signal(_Weights):
+    damping: _Finite = 1.0
+    of_unseen: _Weights | None = None
 
 
 class _Use(digests.StrictModel):
@@ -75,11 +80,12 @@ class TunedWeights:
 
     def save(self, path: Path) -> None:
         """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
-        signals = {}
-        for name, table_R2 in self.mixture.tables.items():
-            average = float(self.mixture.averages[name])
-            alike = bool((table_R2 == np.float32(average)).all())
-            signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
+        mixture = self.mixture
+        signals = _written(mixture)
+        for name, factor in mixture.damping.items():
+            signals[name]["damping"] = factor
+        for name, weights in (_written(mixture.of_unseen) if mixture.of_unseen else {}).items():
+            signals[name]["of_unseen"] = weights
         uses = {name: asdict(self.uses[name]) if name in self.uses else None for name in SECOND}
         values = {"signals": signals, **uses, "chosen_for": dict(self.of)}
         files.write_json(path, values | {"chosen_by": dict(self.by)})
@@ -104,20 +110,19 @@ class TunedWeights:
         except ValueError as error:
             why = digests.fault(error) if isinstance(error, ValidationError) else first_line(error)
             raise RunError(f"{path} is damaged: {why}; {RESTORE}") from None
-        tables = {
-            name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
-            if signal.weights is None
-            else _float32(signal.weights).reshape(-1, 2)
-            for name, signal in file.signals.items()
-        }
-        averages = {name: signal.average for name, signal in file.signals.items()}
-        if any(len(table_R2) != relations for table_R2 in tables.values()):
+        mixture = _read(file.signals, relations)
+        damping = {name: signal.damping for name, signal in file.signals.items() if signal.damping != 1}
+        unseen = {name: of for name, signal in file.signals.items() if (of := signal.of_unseen) is not None}
+        of_unseen = _read(unseen, relations) if unseen else None
+        every = [*mixture.tables.values(), *(of_unseen.tables.values() if of_unseen else ())]
+        if any(len(table_R2) != relations for table_R2 in every):
             raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
-        if not all(np.isfinite(table_R2).all() for table_R2 in tables.values()):
+        if not all(np.isfinite(table_R2).all() for table_R2 in every):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
         chosen = {name: use for name in SECOND if (use := getattr(file, name)) is not None}
         uses = {name: Use(of.k, of.weight) for name, of in chosen.items()}
-        return cls(Mixture(tables, averages), uses, file.chosen_for, file.chosen_by)
+        mixture = replace(mixture, damping=damping, of_unseen=of_unseen)
+        return cls(mixture, uses, file.chosen_for, file.chosen_by)
 
     def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
         """See that these were chosen for the signals that a run has now, but for those that are not asked.
@@ -131,6 +136,27 @@ class TunedWeights:
                 f"{run}: its weights were not chosen for the {' and '.join(stale)} that it has now; "
                 f"`kgmlm tune {quoted(run)}` chooses them"
             )
+
+
+def _written(mixture: Mixture) -> dict[str, dict[str, Any]]:
+    """The weights of each signal as the file has them."""
+    signals = {}
+    for name, table_R2 in mixture.tables.items():
+        average = float(mixture.averages[name])
+        alike = bool((table_R2 == np.float32(average)).all())
+        signals[name] = {"average": average, "weights": None if alike else table_R2.tolist()}
+    return signals
+
+
+def _read(signals: Mapping[str, _Weights], relations: int) -> Mixture:
+    """The weights that a file has of signals."""
+    tables = {
+        name: np.repeat(_float32([[signal.average] * 2]), relations, 0)
+        if signal.weights is None
+        else _float32(signal.weights).reshape(-1, 2)
+        for name, signal in signals.items()
+    }
+    return Mixture(tables, {name: signal.average for name, signal in signals.items()})
 
 
 def _float32(values: list[list[float]]) -> Floats:

@@ -20,10 +20,11 @@ from kgmlm.signals.linked import Linked
 from kgmlm.signals.mentions import Mentions
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
+from kgmlm.signals.unseen import Unseen
 from kgmlm.signals.vector import Vector
 
 SIGNALS: dict[str, type[Signal]] = {
-    s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked, Mentions)
+    s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked, Mentions, Unseen)
 }
 
 

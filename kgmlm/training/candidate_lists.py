@@ -25,7 +25,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import CandidateScores, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
-from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, odd_answers
+from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, odd_answers, states_of
 
 STAGES = ("first", "second")
 # Of some queries, which of all they are, and their candidates, -1 where there is none: (d, K, F).
@@ -43,6 +43,7 @@ class CandidateLists:
         asked_DK: which are answers that are asked for.
         read_DKF: what was read of each.
         mixture: the weights that the scores are by.
+        unseen_N: which entities training has no triple of.
         confident: by how much scores are divided in training, and weights multiplied.
     """
 
@@ -52,6 +53,7 @@ class CandidateLists:
     asked_DK: BoolArray
     read_DKF: Floats
     mixture: Mixture
+    unseen_N: BoolArray
     confident: float
 
     @property
@@ -78,6 +80,7 @@ class CandidateLists:
             self.asked_DK[rows],
             self.read_DKF[rows],
             self.mixture,
+            self.unseen_N,
             self.confident,
         )
 
@@ -107,7 +110,8 @@ class CandidateLists:
         if len(names) < 2:
             return self.mixture
         scores_DKS = np.stack([self.candidates.signal_scores[name] for name in names], 2)
-        return fitted_weights(self.sample(asks, names, scores_DKS), names, of_B)
+        weights = fitted_weights(self.sample(asks, names, scores_DKS), names, of_B)
+        return weights.damped(self.mixture.damping)
 
     def sample(self, asks: Asks, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
         """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
@@ -120,8 +124,12 @@ class CandidateLists:
         scores_BCS = np.where(there_BC[..., None], scores_BCS, np.float32(0))
         return ValidationSample(
             tuple(names), asks.queries, asks.answers, scores_BCS, there_BC, self.mixture.relations,
-            self.confident,
+            self.unseen_N, self.confident,
         )  # fmt: skip
+
+    def states_of(self, asks: Asks) -> IntArray:
+        """What training knows of the asks ``(B,)``, as of :func:`~kgmlm.training.weights.states_of`."""
+        return states_of(asks.queries, asks.answers, self.unseen_N)
 
     def ratio(self, asks: Asks, added_DK: Floats, of_B: BoolArray) -> float:
         """Compute how much a second stage counts beside the stages before, so that the answers of some of
@@ -236,7 +244,10 @@ def read_lists(
     inside = column_B >= 0
     asked_DK[list_B[inside], column_B[inside]] = True
     confident = ranker.reader.settings.training.temperature
-    lists = CandidateLists(distinct, found, open_DK | asked_DK, asked_DK, read_DKF, ranker.mixture, confident)
+    lists = CandidateLists(
+        distinct, found, open_DK | asked_DK, asked_DK, read_DKF, ranker.mixture, ranker.context.unseen_N,
+        confident,
+    )  # fmt: skip
     return lists, Asks(task.queries, task.answers, list_B, column_B, 1 / view.result().of_type("realistic"))
 
 

@@ -27,7 +27,7 @@ from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import Conditional, ReverseScoring, best_of
 from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
-from kgmlm.training.weights import silent, validation_task, weigh
+from kgmlm.training.weights import harms, silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 WEIGHTS_TRIED = tuple(2 ** (i / 2) for i in range(-6, 5))  # 1: as much as the first stage
@@ -152,7 +152,7 @@ def _choose_use(
         first_B[~of_B] = reciprocal(by_half, never)[~of_B]
         crossed_B[~of_B] = reciprocal(by_half, choose(by_half, of_B))[~of_B]
     use = choose(lists, np.ones(len(first_B), np.bool_))
-    if crossed_B.mean() <= first_B.mean():
+    if crossed_B.mean() <= first_B.mean() or harms(crossed_B - first_B, lists.states_of(asks)):
         use, crossed_B = never, first_B
     return use, asks.figures(first_B, crossed_B, use)
 

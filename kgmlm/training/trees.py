@@ -28,7 +28,7 @@ from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
 from kgmlm.training.recipes import LARGE, LEAST
-from kgmlm.training.weights import silent, validation_task
+from kgmlm.training.weights import harms, silent, validation_task
 
 CANDIDATES = 100  # best candidates of a query that trees score
 ROUNDS = 300  # of boosting, a tree each
@@ -215,7 +215,7 @@ def _chosen(
         first_B[~of_B] = by_half.reciprocal(asks, by_half.scores_DK)[~of_B]
         with_trees_DK = (by_half.scores_DK + weight * added_DK).astype(np.float32)
         crossed_B[~of_B] = by_half.reciprocal(asks, with_trees_DK)[~of_B]
-    if crossed_B.mean() <= first_B.mean():
+    if crossed_B.mean() <= first_B.mean() or harms(crossed_B - first_B, lists.states_of(asks)):
         return Use(0, 0.0), asks.figures(first_B, first_B, Use(0, 0.0))
     # The whole is weighed by scores that no answer has fitted, so by those of both halves.
     by_even, by_odd = by_weights["even"].scores_DK, by_weights["odd"].scores_DK

@@ -377,7 +377,7 @@ def _written(
 ) -> RunFolder:
     """Write the run with its updated graph and its old weights into a folder; its index grows, too."""
     graph = change.graph
-    before = untuned_ranker(run, device).replace(mixture=run.tuned.mixture)
+    before = untuned_ranker(run, device).weighed_by(run.tuned.mixture)
     ranker = before.for_graph(graph.context)
     for name, signal in ranker.signals.items():
         ranker = ranker.with_signal(signal.updated(graph, _settings(run, name)))

@@ -38,10 +38,12 @@ from kgmlm.graphs.queries import Queries, parts_of_pairs
 from kgmlm.ranking.ranker import BEST, Mixture, Ranker, SignalScores
 from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS, is_signed
+from kgmlm.signals.unseen import Unseen
 from kgmlm.signals.vector import read_together
 
 SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
 REGULARIZATION = 1.0  # of all weights toward those that give signals equal variance; unit of SHRINKAGE
+DAMPING = (0.25, 0.5, 0.75, 1.0)  # of the weights of unseen entities
 CHECKED = 200  # validation triples by which weights are checked
 FAR = 10.0  # largest log ratio of a weight to the one that gives equal variance
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
@@ -125,6 +127,7 @@ class ValidationSample:
         scores_BCS: the first candidate is the answer.
         answers: ``(B,)``.
         there_BC: where there is a candidate; there is none of a query whose answer is impossible.
+        unseen_N: which entities training has no triple of.
         confident: by how much scores are divided in training, and weights multiplied here.
     """
 
@@ -134,6 +137,7 @@ class ValidationSample:
     scores_BCS: Floats
     there_BC: BoolArray
     relations: int
+    unseen_N: BoolArray
     confident: float
 
     @classmethod
@@ -153,8 +157,8 @@ class ValidationSample:
             tell(len(own), len(distinct))
         parts = [part for of_one in world.gathered(found) for part in of_one]
         confident = ranker.reader.settings.training.temperature
-        relations = len(ranker.context.relations)
-        return cls.joined(names, task.queries, task.answers, parts, relations, confident)
+        relations, unseen_N = len(ranker.context.relations), ranker.context.unseen_N
+        return cls.joined(names, task.queries, task.answers, parts, relations, unseen_N, confident)
 
     @classmethod
     def joined(
@@ -164,6 +168,7 @@ class ValidationSample:
         answers: IntArray,
         parts: Iterable[tuple[IntArray, Floats, BoolArray]],
         relations: int,
+        unseen_N: BoolArray,
         confident: float = 1.0,
     ) -> ValidationSample:
         """Join parts: which queries, signal scores of their candidates, and which of these are there."""
@@ -174,7 +179,7 @@ class ValidationSample:
         for at, scores_bCS, there_bC in parts:
             scores_BCS[at, : there_bC.shape[1]] = scores_bCS
             there_BC[at, : there_bC.shape[1]] = there_bC
-        return cls(tuple(names), queries, answers, scores_BCS, there_BC, relations, confident)
+        return cls(tuple(names), queries, answers, scores_BCS, there_BC, relations, unseen_N, confident)
 
     def summed(self, name: str, parts: Mixture) -> ValidationSample:
         """A copy with one signal more, the weighted sum of others."""
@@ -308,6 +313,10 @@ class Folds(NamedTuple):
         """Weights that no triple has chosen."""
         return cls(mixture, mixture, mixture)
 
+    def damped(self, damping: Mapping[str, float]) -> Folds:
+        """A copy, the weights of some signals multiplied by a factor each."""
+        return Folds(*(mixture.damped(damping) for mixture in self))
+
     @classmethod
     def fitted(
         cls,
@@ -334,7 +343,21 @@ class Folds(NamedTuple):
 def fitted_weights(
     sample: ValidationSample, names: Sequence[str], of_B: BoolArray, *, by_relation: bool = True
 ) -> Mixture:
-    """The weights of some signals by some queries, those of the text fitted without the others."""
+    """The weights of some signals by some queries, those of the text fitted without the others.
+
+    Those of unseen entities are fitted to queries about entities that training has, with weights of the
+    others for these queries. Queries about unseen entities keep the weights that suit all queries.
+    """
+    if Unseen.name in names:
+        others = [name for name in names if name != Unseen.name]
+        all_queries = fitted_weights(sample, others, of_B, by_relation=by_relation) if others else None
+        known_B = of_B & ~sample.unseen_N[sample.queries.entity_B]
+        known = _fitted(sample, names, known_B, by_relation=by_relation)
+        return replace(known, of_unseen=all_queries, unseen_N=sample.unseen_N) if all_queries else known
+    return _fitted(sample, names, of_B, by_relation=by_relation)
+
+
+def _fitted(sample: ValidationSample, names: Sequence[str], of_B: BoolArray, *, by_relation: bool) -> Mixture:
     text, beside = ([n for n in names if (n in TEXT) == own] for own in (True, False))
     if not (len(text) > 1 and beside):
         return sample.fitted(names, of_B, by_relation=by_relation)
@@ -385,7 +408,14 @@ def weigh(
         fitted = len(of) > 1
         ways[stage] = Folds.fitted(sample, of, tell) if fitted else ways[f"{of[0]} alone"]
         ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
-    found = measured(ranker, task, ways, advance, batch_size)
+    damped = _damped(ways[last]) if ways[last].whole.of_unseen else {}
+    found = measured(ranker, task, ways | damped, advance, batch_size)
+    chosen = ways[last].whole
+    if damped:
+        states_B = states_of(task.queries, task.answers, ranker.context.unseen_N)
+        odd_B = odd_answers(task.queries, task.answers)
+        way, found[last] = least_harmful({name: found[name] for name in damped}, states_B, odd_B)
+        chosen = damped[way].whole
     mrr = {name: float(found_B.mean()) for name, found_B in found.items()}
     figures = {stage: figures_of(found[stage]) for stage in stages}
     for before, (stage, of) in zip([None, *stages], stages.items(), strict=False):
@@ -401,7 +431,51 @@ def weigh(
         figures["text"] |= {f"weight_{n}": w for n, w in ways["text"].whole.averages.items()}
     if task.ids is not None:
         figures[last]["candidates"] = float(task.width)
-    return ways[last].whole, figures
+    return chosen, figures
+
+
+def _damped(folds: Folds) -> dict[str, Folds]:
+    """All signals without unseen entities, and with their weights damped, by name."""
+    bare = Folds(*(m.of_unseen.evenly(Unseen.name, 0.0) for m in folds if m.of_unseen))
+    return {"bare": bare, **{f"{Unseen.name} * {f:g}": folds.damped({Unseen.name: f}) for f in DAMPING}}
+
+
+def states_of(queries: Queries, answers: IntArray, unseen_N: BoolArray) -> IntArray:
+    """What training knows of queries and their answers ``(B,)``: 2 where it has no triple of the query's
+    entity, and 1 more where it has none of the answer.
+    """
+    states_B: IntArray = 2 * unseen_N[queries.entity_B] + unseen_N[answers]
+    return states_B
+
+
+def harms(gain_B: FloatArray, states_B: IntArray) -> bool:
+    """Return whether gains in reciprocal rank are below 0 in some state, by more than half of the 95 %
+    interval of their mean.
+    """
+    gains = [gain_B[states_B == state] for state in np.unique(states_B)]
+    return any(gain.mean() < -1.96 * gain.std() / np.sqrt(len(gain)) for gain in gains)
+
+
+def least_harmful(
+    ways: Mapping[str, FloatArray], states_B: IntArray, odd_B: BoolArray
+) -> tuple[str, FloatArray]:
+    """Choose the way of scoring with the best MRR of those that harm no state beside the first way.
+
+    Args:
+        ways: cross-fitted reciprocal ranks ``(B,)`` by name.
+        states_B: as of :func:`states_of`.
+
+    Returns:
+        The choice by all triples; and reciprocal ranks, those of each half by what the other half chose.
+    """
+    first_B, *_ = ways.values()
+
+    def choose(of_B: BoolArray) -> str:
+        allowed = [name for name, by_B in ways.items() if not harms((by_B - first_B)[of_B], states_B[of_B])]
+        return max(allowed, key=lambda name: float(ways[name][of_B].mean()))
+
+    crossed_B = np.where(odd_B, ways[choose(~odd_B)], ways[choose(odd_B)])
+    return choose(np.ones_like(odd_B)), crossed_B
 
 
 def _stages(ranker: Ranker) -> dict[str, list[str]]:
@@ -462,7 +536,7 @@ def refit(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) -> Re
         ways = {"now": Folds.same(ranker.mixture)}
         if len(names) > 1:
             sample = ValidationSample.drawn(ranker, task, names, watch, batch_size)
-            ways["again"] = Folds.fitted(sample, names)
+            ways["again"] = Folds.fitted(sample, names).damped(ranker.mixture.damping)
         found = measured(ranker, task, ways, watch, batch_size)
     now_B = found["now"]
     gain_B = found.get("again", now_B) - now_B

@@ -51,7 +51,7 @@ def test_a_ranker_ranks_by_all_that_it_has_by_text_or_by_one_signal(
         bare.by("rules")
     with pytest.raises(ConfigError, match=r"has no entity vectors; train with --set vector\.enabled=true"):
         bare.by("vector")
-    with pytest.raises(ConfigError, match=r"scores are all, text, likelihood, .* or mentions, not 'name'"):
+    with pytest.raises(ConfigError, match=r"scores are all, text, likelihood, .* or unseen, not 'name'"):
         bare.by("name")
 
 

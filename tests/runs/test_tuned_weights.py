@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
         assert (found.uses, found.of, found.by) == (uses, chosen.of, chosen.by)
     written = json.loads((tmp_path / "mixture.json").read_text())
     assert written["signals"]["likelihood"] == {"average": 1.0, "weights": None}, "one for all is one number"
+
+
+def test_weights_of_queries_about_unseen_entities_are_kept(tmp_path: Path) -> None:
+    path, other = tmp_path / "mixture.json", MIXED.weighed("vector", np.ones((3, 2)), 1.0)
+    mixture = replace(MIXED.damped({"vector": 0.5}), of_unseen=other.without("likelihood"))
+    TunedWeights(mixture).save(path)
+    read = TunedWeights.parse(path.read_bytes(), path, 3).mixture
+    assert read.damping == {"vector": 0.5}
+    assert read.averages == mixture.averages
+    assert read.of_unseen is not None
+    assert read.of_unseen.signals == ("vector",)
+    assert np.array_equal(read.of_unseen.tables["vector"], np.ones((3, 2)))
 
 
 @pytest.mark.parametrize(

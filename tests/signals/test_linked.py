@@ -76,7 +76,9 @@ def test_its_weight_has_the_sign_that_validation_shows(sign: int) -> None:
     scores = np.stack([text, linked], 2).astype(np.float32)
     queries = Queries(np.zeros(count, np.int64), np.arange(count) % 2, np.arange(count) % 4 < 2)
     names, there = ("likelihood", "linked"), np.ones((count, width), np.bool_)
-    sample = ValidationSample(names, queries, np.arange(count), scores, there, 2, 1.0)
+    sample = ValidationSample(
+        names, queries, np.arange(count), scores, there, 2, np.zeros(count, np.bool_), 1.0
+    )
     for by_relation in (True, False):
         found = sample.fitted(names, np.ones(count, np.bool_), by_relation=by_relation)
         assert np.sign(found.averages["linked"]) == sign

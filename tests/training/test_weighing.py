@@ -32,7 +32,8 @@ def simulated(weights: list[list[float]], count: int = 3000, seed: int = 0) -> V
     names = ("likelihood", "vector", "kge")[: len(weights[0])]
     there_BC = np.ones((count, 20), np.bool_)
     scores = scores_BCS.astype(np.float32)
-    return ValidationSample(names, queries, rows + 1, scores, there_BC, len(weights) + 1, 0.25)
+    unseen_N = np.zeros(count + 1, np.bool_)
+    return ValidationSample(names, queries, rows + 1, scores, there_BC, len(weights) + 1, unseen_N, 0.25)
 
 
 def everything(sample: ValidationSample) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -1,0 +1,78 @@
+"""Unseen entities: candidates that no training triple has, for a query whose entity has some.
+
+What training knows of an entity already is no new answer, so of what people ask later most answers are
+entities that came later. Rules, types and embeddings say nothing of those, and rank them behind all others.
+How far ahead they belong is a weight by relation and side, fitted where validation asks about such entities,
+and 0 where it does not.
+
+Of a query about an unseen entity it says nothing: most of its answers are entities that training has.
+
+Shapes: B queries, N candidates that they share, K candidates of each query's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kgmlm.core.arrays import Floats, IntArray
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
+from kgmlm.text.reader import Reader, Reading
+
+
+class Unseen(TrainableSignal):
+    """Which candidates have no training triple, for queries whose entity has one."""
+
+    name: ClassVar[str] = "unseen"
+    title: ClassVar[str] = "unseen entities"
+    about: ClassVar[str] = "whether training has no triple of the candidate; weights may be negative"
+    file: ClassVar[str] = "signals/unseen.safetensors"
+    signed: ClassVar[bool] = True
+
+    def __init__(self, context: ContextGraph) -> None:
+        self.context = context
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any = None,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: str | None = None,
+        kept: Path | None = None,
+    ) -> Unseen:
+        """See which entities of a graph have training triples."""
+        return cls(graph.context)
+
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Unseen:
+        """A copy for the training triples of another graph."""
+        return Unseen(reader.context)
+
+    def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The number of entities with a training triple; the graph says which these are."""
+        return {"seen": np.array([(~self.context.unseen_N).sum()], np.int64)}
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
+    ) -> Unseen:
+        """See :class:`~kgmlm.signals.base.Signal`."""
+        unseen, (seen,) = cls(graph.context), tensors["seen"].tolist()
+        if seen != (~graph.context.unseen_N).sum():
+            raise OtherGraphError
+        return unseen
+
+    def score(self, reading: Reading, pool: Pool) -> Floats:
+        """1 for unseen candidates of queries about entities that training has, else 0, ``(B, N)`` or
+        ``(B, K)``.
+        """
+        unseen_N = self.context.unseen_N
+        known_B1 = ~unseen_N[reading.queries.entity_B][:, None]
+        unseen_BN = unseen_N[pool.filled] if pool.own else unseen_N[pool.filled][None]
+        scores_BN: Floats = (unseen_BN & known_B1).astype(np.float32)
+        return scores_BN

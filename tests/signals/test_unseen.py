@@ -1,0 +1,145 @@
+"""Unseen entities: which candidates are unseen, and what validation chooses of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from signal_tests import SignalTests
+
+import kgmlm
+from kgmlm.core.arrays import FloatArray
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.queries import Queries
+from kgmlm.ranking.ranker import Mixture
+from kgmlm.runs.opened import open_folder, tuned_ranker
+from kgmlm.signals.base import Pool
+from kgmlm.signals.unseen import Unseen
+from kgmlm.text.reader import Reading
+from kgmlm.training.weights import (
+    ValidationSample,
+    fitted_weights,
+    harms,
+    least_harmful,
+    states_of,
+)
+
+TRAIN = [("a", "r", "b"), ("c", "r", "b"), ("d", "s", "a")]
+
+
+class TestUnseen(SignalTests):
+    kind = Unseen
+
+
+@pytest.fixture
+def graph() -> KnowledgeGraph:
+    return KnowledgeGraph.from_triples(TRAIN, valid=[("x", "r", "b"), ("y", "s", "z")])
+
+
+def test_unseen_candidates_of_known_entities_stand_out(graph: KnowledgeGraph) -> None:
+    at, signal = graph.entities.index, Unseen(graph.context)
+    queries = Queries(np.array([at["b"], at["x"]]), np.array([0, 0]), np.array([False, True]))
+    scores_BN = signal.score(Reading(queries, None), Pool(len(at)))
+    assert {label for label, i in at.items() if scores_BN[0, i]} == {"x", "y", "z"}
+    assert not scores_BN[1].any(), "of an unseen entity it says nothing"
+    own = np.array([[at["y"], at["a"]], [at["y"], -1]])
+    assert signal.score(Reading(queries, None), Pool(len(at), own)).tolist() == [[1, 0], [0, 0]]
+
+
+def test_states_are_of_both_ends(graph: KnowledgeGraph) -> None:
+    at = graph.entities.index
+    ends = [("a", "b"), ("b", "x"), ("x", "b"), ("y", "z")]
+    entities, answers = (np.array([at[pair[i]] for pair in ends]) for i in (0, 1))
+    queries = Queries(entities, np.zeros(4, np.int64), np.ones(4, np.bool_))
+    assert states_of(queries, answers, graph.context.unseen_N).tolist() == [0, 1, 2, 3]
+
+
+def sample_of(share: float, count: int = 600) -> ValidationSample:
+    """Half of the queries are about unseen entities, which the text ranks well; of those about known ones, a
+    share has an unseen answer, which the text ranks badly.
+    """
+    rng = np.random.default_rng(0)
+    unseen_N = np.arange(2 * count) >= count
+    entities = np.where(np.arange(count) % 2 == 0, np.arange(count), count + np.arange(count))
+    known_B = ~unseen_N[entities]
+    new_BC = rng.random((count, 10)) < 0.3
+    new_BC[:, 0] = rng.random(count) < share
+    text_BC = rng.normal(size=(count, 10)) - 2.0 * new_BC
+    text_BC[:, 0] += 1.0
+    scores_BCS = np.stack([text_BC, new_BC & known_B[:, None]], 2).astype(np.float32)
+    queries = Queries(entities, np.zeros(count, np.int64), np.ones(count, np.bool_))
+    answers, there_BC = np.arange(count), np.ones((count, 10), np.bool_)
+    names = ("biencoder", Unseen.name)
+    return ValidationSample(names, queries, answers, scores_BCS, there_BC, 1, unseen_N, 1.0)
+
+
+def test_its_weight_is_fitted_to_known_entities_and_leaves_others_as_they_were() -> None:
+    sample = sample_of(0.8)
+    every_B = np.ones(len(sample.queries), np.bool_)
+    weights = fitted_weights(sample, sample.names, every_B)
+    assert weights.averages[Unseen.name] > 0
+    assert weights.of_unseen is not None
+    alone = fitted_weights(sample, ["biencoder"], every_B)
+    unseen_B = sample.unseen_N[sample.queries.entity_B]
+    assert np.array_equal(
+        weights.of("biencoder", sample.queries)[unseen_B], alone.of("biencoder", sample.queries)[unseen_B]
+    )
+    assert not weights.of(Unseen.name, sample.queries)[unseen_B].any()
+    assert fitted_weights(sample_of(0.02), sample.names, every_B).averages[Unseen.name] < 0
+
+
+def test_weights_say_by_which_entities_they_differ() -> None:
+    mixture = replace(
+        Mixture.even({"rules": 1.0, "unseen": 2.0}, 1),
+        of_unseen=Mixture.even({"rules": 3.0, "kge": 1.0}, 1),
+        unseen_N=np.array([False, True]),
+    )
+    queries = Queries(np.array([0, 1]), np.zeros(2, np.int64), np.ones(2, np.bool_))
+    assert mixture.of("rules", queries).tolist() == [1, 3]
+    assert mixture.of("unseen", queries).tolist() == [2, 0]
+    assert mixture.without("rules").of_unseen.signals == ("kge",)  # type: ignore[union-attr]
+    other = mixture.for_graph(np.array([-1, 0]))
+    assert other.relations == 2
+    assert other.unseen_N is None, "of the other graph they are still to be told"
+    damped = mixture.damped({"unseen": 0.5})
+    assert damped.of("unseen", queries).tolist() == [1, 0]
+    assert damped.damping == {"unseen": 0.5}
+
+
+def ranks(*by_state: tuple[float, int]) -> FloatArray:
+    return np.concatenate([np.full(count, value) for value, count in by_state])
+
+
+def test_a_gain_that_costs_a_state_is_not_taken() -> None:
+    rng = np.random.default_rng(0)
+    states_B = np.repeat([0, 1], 200)
+    noise_B = rng.normal(scale=0.01, size=400)
+    first_B = ranks((0.5, 200), (0.1, 200))
+    greedy_B, modest_B = ranks((0.3, 200), (0.9, 200)) + noise_B, ranks((0.5, 200), (0.4, 200)) + noise_B
+    assert harms(greedy_B - first_B, states_B)
+    assert not harms(modest_B - first_B, states_B)
+    odd_B = np.arange(400) % 2 == 0
+    ways = {"first": first_B, "greedy": greedy_B, "modest": modest_B}
+    name, crossed_B = least_harmful(ways, states_B, odd_B)
+    assert name == "modest"
+    assert np.array_equal(crossed_B, modest_B)
+    assert least_harmful({"first": first_B, "greedy": greedy_B}, states_B, odd_B)[0] == "first"
+
+
+def test_a_run_that_validates_on_new_entities_ranks_them_higher(
+    tmp_path: Path, toy: KnowledgeGraph, toy_run: Path
+) -> None:
+    import shutil
+
+    path: Any = shutil.copytree(toy_run, tmp_path / "run")
+    kgmlm.tune(path, add=["rules", "unseen"], progress=False)
+    folder = open_folder(path)
+    mixture, ranker = folder.tuned.mixture, tuned_ranker(folder)
+    assert Unseen.name in mixture.tables
+    assert mixture.of_unseen is None or ranker.mixture.unseen_N is not None
+    kgmlm.evaluate(path, progress=False)
+    kgmlm.tune(path, drop="unseen", progress=False)
+    assert open_folder(path).tuned.mixture.of_unseen is None
