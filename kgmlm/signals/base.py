@@ -93,6 +93,8 @@ class Signal(ABC):
             where it comes with the model.
         reads: whether it needs the states of the query's text: else it costs no forward pass.
         signed: whether its weights may be negative.
+        transductive: whether it tells entities apart by training triples alone, and so says nothing of one
+            that has none.
     """
 
     name: ClassVar[str]
@@ -101,6 +103,7 @@ class Signal(ABC):
     file: ClassVar[str]
     reads: ClassVar[bool] = False
     signed: ClassVar[bool] = False
+    transductive: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, reading: Reading, pool: Pool) -> Floats:

@@ -49,6 +49,7 @@ class KGE(TrainableSignal):
     title: ClassVar[str] = "KGE model"
     about: ClassVar[str] = "embeddings learned from the links of the graph alone (ComplEx)"
     file: ClassVar[str] = "signals/kge.safetensors"
+    transductive: ClassVar[bool] = True
 
     entities_SD: Floats
     relations_RD: Floats

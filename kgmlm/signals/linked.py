@@ -35,6 +35,7 @@ class Linked(TrainableSignal):
     about: ClassVar[str] = "whether training links the two entities already; weights may be negative"
     file: ClassVar[str] = "signals/linked.safetensors"
     signed: ClassVar[bool] = True
+    transductive: ClassVar[bool] = True
 
     def __init__(self, context: ContextGraph) -> None:
         self.context = context

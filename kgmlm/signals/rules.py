@@ -292,6 +292,7 @@ class Rules(TrainableSignal):
     title: ClassVar[str] = "rules"
     about: ClassVar[str] = "paths through the graph that often go with the relation"
     file: ClassVar[str] = "signals/rules.safetensors"
+    transductive: ClassVar[bool] = True
 
     applied: Applied
     discount: float = DISCOUNTS["discounted"]

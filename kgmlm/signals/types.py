@@ -450,6 +450,7 @@ class Types(TrainableSignal):
     title: ClassVar[str] = "types"
     about: ClassVar[str] = "what kinds of entities stand at this side of the relation"
     file: ClassVar[str] = "signals/types.safetensors"
+    transductive: ClassVar[bool] = True
 
     types: EntityTypes
 

@@ -25,7 +25,8 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import CandidateScores, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import best_of
-from kgmlm.training.weights import ValidationSample, figures_of, fitted_weights, odd_answers, states_of
+from kgmlm.training.states import states_of
+from kgmlm.training.weights import ValidationSample, figures_of, odd_answers, refitted
 
 STAGES = ("first", "second")
 # Of some queries, which of all they are, and their candidates, -1 where there is none: (d, K, F).
@@ -110,8 +111,7 @@ class CandidateLists:
         if len(names) < 2:
             return self.mixture
         scores_DKS = np.stack([self.candidates.signal_scores[name] for name in names], 2)
-        weights = fitted_weights(self.sample(asks, names, scores_DKS), names, of_B)
-        return weights.damped(self.mixture.damping)
+        return refitted(self.sample(asks, names, scores_DKS), names, of_B, self.mixture)
 
     def sample(self, asks: Asks, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
         """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
@@ -128,7 +128,7 @@ class CandidateLists:
         )  # fmt: skip
 
     def states_of(self, asks: Asks) -> IntArray:
-        """What training knows of the asks ``(B,)``, as of :func:`~kgmlm.training.weights.states_of`."""
+        """The states of the asks ``(B,)``, as of :func:`~kgmlm.training.states.states_of`."""
         return states_of(asks.queries, asks.answers, self.unseen_N)
 
     def ratio(self, asks: Asks, added_DK: Floats, of_B: BoolArray) -> float:

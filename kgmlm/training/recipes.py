@@ -30,7 +30,6 @@ from kgmlm.core.config import (
 )
 from kgmlm.core.errors import ConfigError, RunError, counted
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.splits import New
 from kgmlm.signals.mentions import Mentions
 
 Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
@@ -42,7 +41,6 @@ OPTIONS = (
 )  # of `kgmlm.train`, beside settings  # fmt: skip
 SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
 COVERED = 0.01  # of the training triples, of which a description names the other entity, for mentions
-UNSEEN = 20  # validation triples about entities that training has not, by which unseen ones are weighed
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
 HEAD_STEPS = {"quick": 600, "balanced": 2000, "best": 6000, "zero-shot": 2000}  # of the bi-encoder at most
@@ -187,12 +185,8 @@ def recipe_of(
             stages.append("mentions")
         elif few:
             reasons["mentions"] = f"none: descriptions name the other entity of {covered:.1%} of the triples"
-        new = New.of(graph, "valid").one if graph.has("valid") else 0
-        if new >= UNSEEN:
+        if few and graph.has("valid"):
             stages.append("unseen")
-        elif new:
-            count = counted(new, "validation triple")
-            reasons["unseen"] = f"none: {count} with a new entity, and its weights need {UNSEEN}"
     if preset != PLAIN and shape.entities > LARGE:
         reasons["biencoder"] = f"none: {shape.entities:,} texts to read; `kgmlm tune --add biencoder` does"
     elif preset != PLAIN and (not scratch or settings.biencoder.encoder):

@@ -27,7 +27,8 @@ from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import Conditional, ReverseScoring, best_of
 from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
-from kgmlm.training.weights import harms, silent, validation_task, weigh
+from kgmlm.training.states import harms
+from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 WEIGHTS_TRIED = tuple(2 ** (i / 2) for i in range(-6, 5))  # 1: as much as the first stage

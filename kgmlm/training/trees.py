@@ -25,10 +25,11 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import PairFeatures, blocks_of
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
+from kgmlm.ranking.trees import FORESTS, Forest, Trees, in_place, odd_pairs
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
 from kgmlm.training.recipes import LARGE, LEAST
-from kgmlm.training.weights import harms, silent, validation_task
+from kgmlm.training.states import harms, measured_states
+from kgmlm.training.weights import silent, validation_task
 
 CANDIDATES = 100  # best candidates of a query that trees score
 ROUNDS = 300  # of boosting, a tree each
@@ -126,8 +127,11 @@ def choose_trees(
         unseen_DKF = _features(by_half, features)
         flat_P = forests[half].scores(unseen_DKF.reshape(-1, unseen_DKF.shape[2]))
         added_DK[~of_DK] = flat_P.reshape(unseen_DKF.shape[:2])[~of_DK]
-    use, figures = _chosen(lists, by_weights, asks, added_DK)
-    return (Trees(use, features.names, forests) if use.k else None), figures
+    states = tuple(measured_states(lists.states_of(asks)).tolist())
+    unfitted = Trees(Use(0, 0.0), features.names, forests, states)
+    stays_DK = unfitted.staying(lists.queries, lists.candidates.ids_BK, lists.unseen_N)
+    use, figures = _chosen(lists, by_weights, asks, added_DK, stays_DK)
+    return (unfitted.used(use) if use.k else None), figures
 
 
 def _features(lists: CandidateLists, of: PairFeatures) -> Floats:
@@ -198,13 +202,18 @@ def _tree(root: Mapping[str, Any]) -> _Tree:
 
 
 def _chosen(
-    lists: CandidateLists, by_weights: Mapping[str, CandidateLists], asks: Asks, added_DK: Floats
+    lists: CandidateLists,
+    by_weights: Mapping[str, CandidateLists],
+    asks: Asks,
+    added_DK: Floats,
+    stays_DK: BoolArray,
 ) -> tuple[Use, dict[str, float]]:
     """Choose how much trees count, and measure each half by the choice of the other.
 
     Args:
         by_weights: the lists by the weights that each half has chosen.
         added_DK: each candidate by the trees of the half that its pair is not in.
+        stays_DK: which candidates keep their places.
     """
     odd_B = asks.odd_B
     first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
@@ -214,6 +223,7 @@ def _chosen(
         weight = by_weights["even" if half == "odd" else "odd"].ratio(asks, added_DK, of_B)
         first_B[~of_B] = by_half.reciprocal(asks, by_half.scores_DK)[~of_B]
         with_trees_DK = (by_half.scores_DK + weight * added_DK).astype(np.float32)
+        with_trees_DK = in_place(by_half.scores_DK, with_trees_DK, stays_DK)
         crossed_B[~of_B] = by_half.reciprocal(asks, with_trees_DK)[~of_B]
     if crossed_B.mean() <= first_B.mean() or harms(crossed_B - first_B, lists.states_of(asks)):
         return Use(0, 0.0), asks.figures(first_B, first_B, Use(0, 0.0))

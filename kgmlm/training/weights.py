@@ -40,6 +40,13 @@ from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS, is_signed
 from kgmlm.signals.unseen import Unseen
 from kgmlm.signals.vector import read_together
+from kgmlm.training.states import (
+    UNSEEN_ANSWER,
+    least_harmful,
+    measured_states,
+    neutral_weights,
+    states_of,
+)
 
 SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
 REGULARIZATION = 1.0  # of all weights toward those that give signals equal variance; unit of SHRINKAGE
@@ -313,6 +320,10 @@ class Folds(NamedTuple):
         """Weights that no triple has chosen."""
         return cls(mixture, mixture, mixture)
 
+    def weighed_as(self, name: str, other: Mixture) -> Folds:
+        """A copy with the weights of a signal that another mixture has."""
+        return Folds(*(m.weighed(name, other.tables[name], other.averages[name]) for m in self))
+
     def damped(self, damping: Mapping[str, float]) -> Folds:
         """A copy, the weights of some signals multiplied by a factor each."""
         return Folds(*(mixture.damped(damping) for mixture in self))
@@ -331,11 +342,25 @@ class Folds(NamedTuple):
         Those of the text are fitted without the others, which are then fitted beside their sum: so a run's
         text ranks as well alone as it can, whatever is beside it.
         """
+        return cls._of_halves(sample, partial(fitted_weights, sample, names, by_relation=by_relation), tell)
+
+    @classmethod
+    def refitted(cls, sample: ValidationSample, names: Sequence[str], before: Mixture) -> Folds:
+        """The weights of some signals, as of :func:`refitted`."""
+        return cls._of_halves(sample, lambda of_B: refitted(sample, names, of_B, before))
+
+    @classmethod
+    def _of_halves(
+        cls,
+        sample: ValidationSample,
+        fit: Callable[[BoolArray], Mixture],
+        tell: Callable[[], None] = lambda: None,
+    ) -> Folds:
         odd_B = odd_answers(sample.queries, sample.answers)
         every_B, mixtures = np.ones(len(odd_B), np.bool_), []
         divided = odd_B.any() and not odd_B.all()
         for of_B in (every_B, odd_B, ~odd_B) if divided else 3 * (every_B,):
-            mixtures.append(fitted_weights(sample, names, of_B, by_relation=by_relation))
+            mixtures.append(fit(of_B))
             tell()
         return cls(*mixtures)
 
@@ -355,6 +380,17 @@ def fitted_weights(
         known = _fitted(sample, names, known_B, by_relation=by_relation)
         return replace(known, of_unseen=all_queries, unseen_N=sample.unseen_N) if all_queries else known
     return _fitted(sample, names, of_B, by_relation=by_relation)
+
+
+def refitted(sample: ValidationSample, names: Sequence[str], of_B: BoolArray, before: Mixture) -> Mixture:
+    """The weights of some signals by some queries, fitted as those of ``before`` were: as much of them is
+    used, and neutral weights of unseen entities stay.
+    """
+    if Unseen.name in names and before.of_unseen is None:
+        others = [name for name in names if name != Unseen.name]
+        neutral = before.tables[Unseen.name], before.averages[Unseen.name]
+        return fitted_weights(sample, others, of_B).weighed(Unseen.name, *neutral)
+    return fitted_weights(sample, names, of_B).damped(before.damping)
 
 
 def _fitted(sample: ValidationSample, names: Sequence[str], of_B: BoolArray, *, by_relation: bool) -> Mixture:
@@ -408,11 +444,16 @@ def weigh(
         fitted = len(of) > 1
         ways[stage] = Folds.fitted(sample, of, tell) if fitted else ways[f"{of[0]} alone"]
         ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
+    states_B = states_of(task.queries, task.answers, ranker.context.unseen_N)
     damped = _damped(ways[last]) if ways[last].whole.of_unseen else {}
+    if damped and not measured_states(states_B)[UNSEEN_ANSWER]:
+        bare = damped["bare"].whole
+        neutral = neutral_weights(ranker, graph, task.distinct, bare, batch_size)
+        ways[last] = damped["bare"].weighed_as(Unseen.name, neutral)
+        damped = {}
     found = measured(ranker, task, ways | damped, advance, batch_size)
     chosen = ways[last].whole
     if damped:
-        states_B = states_of(task.queries, task.answers, ranker.context.unseen_N)
         odd_B = odd_answers(task.queries, task.answers)
         way, found[last] = least_harmful({name: found[name] for name in damped}, states_B, odd_B)
         chosen = damped[way].whole
@@ -438,44 +479,6 @@ def _damped(folds: Folds) -> dict[str, Folds]:
     """All signals without unseen entities, and with their weights damped, by name."""
     bare = Folds(*(m.of_unseen.evenly(Unseen.name, 0.0) for m in folds if m.of_unseen))
     return {"bare": bare, **{f"{Unseen.name} * {f:g}": folds.damped({Unseen.name: f}) for f in DAMPING}}
-
-
-def states_of(queries: Queries, answers: IntArray, unseen_N: BoolArray) -> IntArray:
-    """What training knows of queries and their answers ``(B,)``: 2 where it has no triple of the query's
-    entity, and 1 more where it has none of the answer.
-    """
-    states_B: IntArray = 2 * unseen_N[queries.entity_B] + unseen_N[answers]
-    return states_B
-
-
-def harms(gain_B: FloatArray, states_B: IntArray) -> bool:
-    """Return whether gains in reciprocal rank are below 0 in some state, by more than half of the 95 %
-    interval of their mean.
-    """
-    gains = [gain_B[states_B == state] for state in np.unique(states_B)]
-    return any(gain.mean() < -1.96 * gain.std() / np.sqrt(len(gain)) for gain in gains)
-
-
-def least_harmful(
-    ways: Mapping[str, FloatArray], states_B: IntArray, odd_B: BoolArray
-) -> tuple[str, FloatArray]:
-    """Choose the way of scoring with the best MRR of those that harm no state beside the first way.
-
-    Args:
-        ways: cross-fitted reciprocal ranks ``(B,)`` by name.
-        states_B: as of :func:`states_of`.
-
-    Returns:
-        The choice by all triples; and reciprocal ranks, those of each half by what the other half chose.
-    """
-    first_B, *_ = ways.values()
-
-    def choose(of_B: BoolArray) -> str:
-        allowed = [name for name, by_B in ways.items() if not harms((by_B - first_B)[of_B], states_B[of_B])]
-        return max(allowed, key=lambda name: float(ways[name][of_B].mean()))
-
-    crossed_B = np.where(odd_B, ways[choose(~odd_B)], ways[choose(odd_B)])
-    return choose(np.ones_like(odd_B)), crossed_B
 
 
 def _stages(ranker: Ranker) -> dict[str, list[str]]:
@@ -536,7 +539,7 @@ def refit(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) -> Re
         ways = {"now": Folds.same(ranker.mixture)}
         if len(names) > 1:
             sample = ValidationSample.drawn(ranker, task, names, watch, batch_size)
-            ways["again"] = Folds.fitted(sample, names).damped(ranker.mixture.damping)
+            ways["again"] = Folds.refitted(sample, names, ranker.mixture)
         found = measured(ranker, task, ways, watch, batch_size)
     now_B = found["now"]
     gain_B = found.get("again", now_B) - now_B

@@ -123,7 +123,7 @@ def test_it_opens_with_facts_that_the_graph_lacks(visit: Any, url: str, folder: 
     relations = table.column("relation").to_pylist()
     page.select_option("#facts-head select", relations[0])
     shown = min(10, relations.count(relations[0]))
-    page.wait_for_function(f"document.querySelectorAll('.fact').length == {shown}")
+    page.wait_for_function(f"() => document.querySelectorAll('.fact').length == {shown}")
     visitor.click(".statement >> nth=0")
     first = dict(zip(ENDS, (table.column(end)[0].as_py() for end in ENDS), strict=True))
     assert urlencode({"head": first["head"], "relation": first["relation"], "why": first["tail"]}) in page.url

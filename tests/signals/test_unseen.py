@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,17 @@ from signal_tests import SignalTests
 
 import kgmlm
 from kgmlm.core.arrays import FloatArray
+from kgmlm.core.config import RuleSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Mixture
+from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals.base import Pool
+from kgmlm.signals.rules import Rules
 from kgmlm.signals.unseen import Unseen
 from kgmlm.text.reader import Reading
-from kgmlm.training.weights import (
-    ValidationSample,
-    fitted_weights,
-    harms,
-    least_harmful,
-    states_of,
-)
+from kgmlm.training.states import harms, least_harmful, neutral_weights, states_of
+from kgmlm.training.weights import ValidationSample, fitted_weights
 
 TRAIN = [("a", "r", "b"), ("c", "r", "b"), ("d", "s", "a")]
 
@@ -129,9 +127,24 @@ def test_a_gain_that_costs_a_state_is_not_taken() -> None:
     assert least_harmful({"first": first_B, "greedy": greedy_B}, states_B, odd_B)[0] == "first"
 
 
-def test_a_run_that_validates_on_new_entities_ranks_them_higher(
-    tmp_path: Path, toy: KnowledgeGraph, toy_run: Path
+def test_where_validation_asks_about_none_an_unseen_candidate_stands_where_its_text_says(
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
+    rules = Rules.fit(toy, RuleSettings())
+    ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(rules)
+    ranker = ranker.with_signal(Unseen.fit(toy))
+    mixture = ranker.mixture.evenly("rules", 2.0)
+    queries = toy.queries("train")[0]
+    neutral = neutral_weights(ranker, toy, queries, mixture)
+    # Rules give something to some of the best by text, and nothing to an entity that nobody has seen.
+    assert 0 < neutral.averages["unseen"] <= 2.0 * rules.score(Reading(queries, None), ranker.pool()).max()
+    assert neutral.tables["unseen"].shape == (len(toy.relations), 2)
+    assert neutral.averages["rules"] == 2.0
+    assert not neutral_weights(ranker, toy, queries, mixture.only("rules")).averages["unseen"], "no text"
+    assert not neutral_weights(ranker, toy, queries, mixture.without("rules")).averages["unseen"]
+
+
+def test_a_run_has_it_added_and_dropped(tmp_path: Path, toy: KnowledgeGraph, toy_run: Path) -> None:
     import shutil
 
     path: Any = shutil.copytree(toy_run, tmp_path / "run")
@@ -139,7 +152,8 @@ def test_a_run_that_validates_on_new_entities_ranks_them_higher(
     folder = open_folder(path)
     mixture, ranker = folder.tuned.mixture, tuned_ranker(folder)
     assert Unseen.name in mixture.tables
-    assert mixture.of_unseen is None or ranker.mixture.unseen_N is not None
+    assert mixture.of_unseen is None, "no validation triple has one new entity"
+    assert ranker.mixture.unseen_N is None
     kgmlm.evaluate(path, progress=False)
     kgmlm.tune(path, drop="unseen", progress=False)
     assert open_folder(path).tuned.mixture.of_unseen is None

@@ -38,8 +38,15 @@ class TestQuick:
         run = open_folder(quick.path, verify=True)
         assert run.record["status"] == "finished"
         assert not run.settings.trains_text
-        assert set(run.tuned.mixture.signals) <= {"rules", "types", "linked", "mentions", "biencoder"}
-        assert set(run.record["signals"]) == {"rules", "types", "linked", "mentions", "biencoder"}
+        assert set(run.tuned.mixture.signals) <= {
+            "rules",
+            "types",
+            "linked",
+            "mentions",
+            "unseen",
+            "biencoder",
+        }
+        assert set(run.record["signals"]) == {"rules", "types", "linked", "mentions", "unseen", "biencoder"}
         assert not (run.path / "checkpoints").exists()
         ours, theirs = (TextEncoder.load(str(path), 32) for path in (run.model_folder, tiny_encoder))
         for name, tensor in theirs.weights().items():
@@ -122,7 +129,13 @@ def test_a_kill_between_stages_is_continued(
         patch.setattr(Biencoder, "fit", killed)
         with pytest.raises(KeyboardInterrupt):
             kgmlm.train(toy, tiny_encoder, tmp_path / "run", preset="quick", progress=False, **SMALL)
-    assert set(open_folder(tmp_path / "run").record["signals"]) == {"rules", "types", "linked", "mentions"}
+    assert set(open_folder(tmp_path / "run").record["signals"]) == {
+        "rules",
+        "types",
+        "linked",
+        "mentions",
+        "unseen",
+    }
     run = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
     assert "biencoder" in run.folder.tuned.mixture.tables
 

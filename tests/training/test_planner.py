@@ -41,11 +41,31 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize(
     ("preset", "minutes", "speed", "expected"),
     [
-        ("quick", 1, (1e-4, 1e-5), {"rules", "types", "linked", "mentions", "biencoder", "reverse"}),
-        ("quick", 0.01, (1.0, 0.1), {"rules", "types", "linked", "mentions", "biencoder", "reverse"}),
-        ("balanced", 1, (1e-4, 1e-9), {"text", "kge", "rules", "types", "linked", "mentions", "biencoder"}),
-        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "mentions", "biencoder"}),
-        ("best", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "mentions", "biencoder", "reverse"}),
+        (
+            "quick",
+            1,
+            (1e-4, 1e-5),
+            {"rules", "types", "linked", "mentions", "unseen", "biencoder", "reverse"},
+        ),
+        (
+            "quick",
+            0.01,
+            (1.0, 0.1),
+            {"rules", "types", "linked", "mentions", "unseen", "biencoder", "reverse"},
+        ),
+        (
+            "balanced",
+            1,
+            (1e-4, 1e-9),
+            {"text", "kge", "rules", "types", "linked", "mentions", "unseen", "biencoder"},
+        ),
+        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "mentions", "unseen", "biencoder"}),
+        (
+            "best",
+            1,
+            (1e-4, 1e-1),
+            {"kge", "rules", "types", "linked", "mentions", "unseen", "biencoder", "reverse"},
+        ),
     ],
 )
 def test_a_time_goes_to_the_stages_that_fit_into_it(
@@ -67,7 +87,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in expected)
     assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
     assert recipe.seconds == 60 * minutes
-    assert set(recipe.timed) == expected - {"types", "linked", "mentions", "reverse"}
+    assert set(recipe.timed) == expected - {"types", "linked", "mentions", "unseen", "reverse"}
 
 
 def test_the_masked_lm_has_what_other_stages_do_not_need() -> None:
@@ -292,10 +312,18 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     ).folder
     record = run.record
     assert record["status"] == "finished"
-    first = ["planning", "types", "rules", "linked", "mentions", "texts", "biencoder", "kge"]
+    first = ["planning", "types", "rules", "linked", "mentions", "unseen", "texts", "biencoder", "kge"]
     assert list(record["spent"])[: len(first)] == first
     assert sum(record["spent"].values()) >= 1
-    assert set(run.tuned.mixture.tables) >= {"types", "rules", "linked", "mentions", "biencoder", "kge"}
+    assert set(run.tuned.mixture.tables) >= {
+        "types",
+        "rules",
+        "linked",
+        "mentions",
+        "unseen",
+        "biencoder",
+        "kge",
+    }
     assert watch.told[-5].endswith(f"of 0.3 minutes: {time_report(run)[0].partition(': ')[2]}")
     assert watch.told[-4].startswith("more time: ")
     assert watch.told[-3].startswith("next: kgmlm rank ")

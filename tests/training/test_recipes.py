@@ -61,14 +61,15 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
     if not text:
         assert (
             recipe.notes()[0]
-            == "preset quick: types, then rules, then linked, then mentions, then biencoder, then reverse"
+            == "preset quick: types, then rules, then linked, then mentions, then unseen, then biencoder, "
+            "then reverse"
         )
         return
     per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
     steps = recipe.settings.training.epochs * per_epoch
     assert steps >= 149, "never fewer steps than it takes"
     more = [*(["biencoder"] * (not scratch)), *(["kge"] * ("kge" in recipe.stages))]
-    signals = ["types", "rules", "linked", "mentions", *more]
+    signals = ["types", "rules", "linked", "mentions", "unseen", *more]
     assert list(recipe.stages[: len(signals) + 1]) == [*signals, "text"], "the longest comes last"
 
 

@@ -164,16 +164,16 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     recipe = run.folder.record["recipe"]
     assert (recipe["preset"], recipe["stages"]) == (
         "balanced",
-        ["types", "rules", "linked", "mentions", "kge", "text", "calibration"],
+        ["types", "rules", "linked", "mentions", "unseen", "kge", "text", "calibration"],
     )
-    assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types", "linked", "mentions"}
+    assert set(run.folder.tuned.of) == {"likelihood", "kge", "rules", "types", "linked", "mentions", "unseen"}
     assert run.settings.kge.max_steps is None, "of this call alone"
     assert run.folder.record["signals"]["rules"]["settings"]["constants"] is False, "as short as it gets"
     assert 0 < run.settings.training.eval_every <= 1
     config = (path / "config.toml").read_text()
     assert config.startswith(
-        "# preset balanced: types, then rules, then linked, then mentions, then kge, then text, then "
-        "calibration\n"
+        "# preset balanced: types, then rules, then linked, then mentions, then unseen, then kge, "
+        "then text, then calibration\n"
         "# training.samples: "
     )
     assert run.settings.training.batch_size == 16, "what is given goes before the recipe"
@@ -268,8 +268,8 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     (folder / "valid.tsv").write_text("a1\tin\tb2\n")
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
-    assert set(run.folder.tuned.of) == {"likelihood", "kge", "types", "linked"}
-    assert run.folder.record["recipe"]["stages"] == ["types", "linked", "kge", "text"]
+    assert set(run.folder.tuned.of) == {"likelihood", "kge", "types", "linked", "unseen"}
+    assert run.folder.record["recipe"]["stages"] == ["types", "linked", "unseen", "kge", "text"]
     heard = Hears([])
     kgmlm.train(output=tmp_path / "run", resume=True, progress=heard)
     assert heard.told[-1].endswith("nothing to resume")

@@ -9,6 +9,7 @@ export const SIGNALS = {
   biencoder: "text encoder",
   linked: "already linked",
   mentions: "named in a description",
+  unseen: "not seen in training",
   reverse: "scored in reverse",
   conditional: "name token by token",
   trees: "decision trees",
