@@ -21,10 +21,7 @@ from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.probability import TripleClassifier
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.ranking.reasons import sentences
 from kgmlm.ranking.trees import Trees
-from kgmlm.signals.linked import Linked
-from kgmlm.signals.mentions import Mentions
 from kgmlm.text.reader import Reading
 
 if TYPE_CHECKING:
@@ -102,7 +99,6 @@ class _Sureness(NamedTuple):
     checked: bool
 
 
-SHOWN_LINKS = 3  # triples that link a candidate already
 SHOWN_GROUPS = 4  # groups of features of trees
 
 
@@ -369,27 +365,16 @@ class Predictor:
         return self._because(query, candidate, counting)
 
     def _because(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
-        """The reasons of those signals that can give some for a candidate: rules, links, mentions."""
-        signals = [self.ranker.signals[name] for name in names]
-        reasons = [reason for signal in signals for reason in signal.reasons(query, candidate)]
-        because = (*sentences(self.graph.context, reasons), *self._links(query, candidate, names))
-        mentions = self.ranker.signals.get(Mentions.name)
-        if not isinstance(mentions, Mentions) or Mentions.name not in names:
-            return because
-        surfaces = self.graph.entities.column("surface")
-        named = mentions.named(query.entity, candidate)
-        return *because, *(f"the description of {surfaces[a]} names {surfaces[b]}" for a, b in named)
-
-    def _links(self, query: Query, candidate: int, names: Sequence[str]) -> tuple[str, ...]:
-        """A sentence on the training triples that link a candidate to the query's entity, if that counts."""
-        linked = self.ranker.signals.get(Linked.name)
-        weight = float(self.ranker.mixture.of(Linked.name, Queries.of([query]))[0])
-        if not (isinstance(linked, Linked) and Linked.name in names and weight):
-            return ()
-        triples = self.graph.named(linked.links(query, candidate)[:SHOWN_LINKS])
-        counts = "for" if weight > 0 else "against"
-        told = " and ".join(map(" ".join, triples))
-        return (f"already linked, which counts {counts} it: {told}",) if triples else ()
+        """The sentences of those signals that can say in words why a candidate scores."""
+        mixture, asked = self.ranker.mixture, Queries.of([query])
+        signals = {name: self.ranker.signals[name] for name in names}
+        return tuple(
+            sentence
+            for name, signal in signals.items()
+            for sentence in signal.because(
+                self.graph.context, query, candidate, mixture.of(name, asked).item()
+            )
+        )
 
     def rank(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.ranking.ranker import Ranker
-from kgmlm.signals.base import Reason, Signal
+from kgmlm.signals.base import Reason, Signal, sentences, spoken
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.mentions import Mentions
 from kgmlm.signals.vector import EntityVectors, Vector
@@ -94,7 +94,8 @@ class Reasons:
             return ""
         surfaces = self.context.surfaces
         how = "is described most like" if self._vectors is not None else "shares most facts with"
-        return f"{self._said(case.triple)}, and {surfaces[case.other]} {how} {surfaces[case.own]}"
+        fact = spoken(self.context, [case.triple])
+        return f"{fact}, and {surfaces[case.other]} {how} {surfaces[case.own]}"
 
     @property
     def _vectors(self) -> EntityVectors | None:
@@ -116,27 +117,9 @@ class Reasons:
     def _mention(self, triple: tuple[int, int, int]) -> str:
         """Whose description names whom."""
         for signal in self.signals.values():
-            if isinstance(signal, Mentions) and (named := signal.named(triple[0], triple[2])):
-                describing, entity = (self.context.surfaces[e] for e in named[0])
-                return f"the description of {describing} names {entity}"
+            if isinstance(signal, Mentions):
+                for sentence in signal.because(
+                    self.context, Query(triple[0], triple[1], "tail"), triple[2], 1.0
+                ):
+                    return sentence
         return ""
-
-    def _said(self, triple: tuple[int, int, int]) -> str:
-        head, relation, tail = triple
-        surfaces = self.context.surfaces
-        return f"{surfaces[head]} {self.context.relation_names[relation]} {surfaces[tail]}"
-
-
-def sentences(context: ContextGraph, reasons: list[Reason] | tuple[Reason, ...]) -> tuple[str, ...]:
-    """Reasons in words: the triples that each rests on, and how often its rule is right; of rules that rest
-    on the same triples the first one.
-    """
-    surfaces, names = context.surfaces, context.relation_names
-    first: dict[tuple[tuple[int, int, int], ...], Reason] = {}
-    for reason in reasons:
-        first.setdefault(reason.triples, reason)
-    return tuple(
-        f"{' and '.join(f'{surfaces[h]} {names[r]} {surfaces[t]}' for h, r, t in triples)} "
-        f"({reason.correct:,} of {reason.predicted:,})"
-        for triples, reason in first.items()
-    )

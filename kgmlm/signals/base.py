@@ -6,7 +6,7 @@ Shapes: B queries, N candidates that they share, K candidates of each query's ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, Floats, IntArray
 from kgmlm.core.config import Settings
 from kgmlm.core.errors import RunError, first_line
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Query
 from kgmlm.text.reader import Reader, Reading
 
@@ -73,6 +73,25 @@ class Reason(NamedTuple):
     predicted: int
     correct: int
     triples: tuple[tuple[int, int, int], ...]
+
+
+def spoken(context: ContextGraph, triples: Iterable[tuple[int, int, int]]) -> str:
+    """Triples by the names of their entities and relations."""
+    surfaces, names = context.surfaces, context.relation_names
+    return " and ".join(f"{surfaces[h]} {names[r]} {surfaces[t]}" for h, r, t in triples)
+
+
+def sentences(context: ContextGraph, reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """Reasons in words: the triples that each rests on, and how often its rule is right; of rules that rest
+    on the same triples the first one.
+    """
+    first: dict[tuple[tuple[int, int, int], ...], Reason] = {}
+    for reason in reasons:
+        first.setdefault(reason.triples, reason)
+    return tuple(
+        f"{spoken(context, triples)} ({reason.correct:,} of {reason.predicted:,})"
+        for triples, reason in first.items()
+    )
 
 
 class OtherGraphError(ValueError):
@@ -139,6 +158,15 @@ class Signal(ABC):
     def reasons(self, query: Query, candidate: int) -> list[Reason]:
         """The best rules that predict a candidate, best first, each with triples that it rests on."""
         return []
+
+    def because(self, context: ContextGraph, query: Query, candidate: int, weight: float) -> tuple[str, ...]:
+        """Sentences on why it scores a candidate as it does; none where it can say nothing in words.
+
+        Args:
+            context: names of entities and relations.
+            weight: how much the signal counts for the query.
+        """
+        return sentences(context, self.reasons(query, candidate))
 
     def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
         """What a file keeps of it, by name."""

@@ -23,8 +23,10 @@ import scipy.sparse as sp
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query, distinct_triples
-from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
+from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal, spoken
 from kgmlm.text.reader import Reader, Reading
+
+SHOWN = 3  # triples that link a candidate, at most, in a sentence
 
 
 class Linked(TrainableSignal):
@@ -120,6 +122,14 @@ class Linked(TrainableSignal):
                 counts[at] = np.where(own[place] == wanted, self._links.data[begin:end][place], 0)
         counts -= self.context.answers.has(asked)
         return (counts > 0).astype(np.float32).reshape(ids_BK.shape)
+
+    def because(self, context: ContextGraph, query: Query, candidate: int, weight: float) -> tuple[str, ...]:
+        """The training triples that link a candidate to the query's entity, and how that counts."""
+        triples = self.links(query, candidate)[:SHOWN].tolist()
+        counts = "for" if weight > 0 else "against"
+        if not triples or not weight:
+            return ()
+        return (f"already linked, which counts {counts} it: {spoken(context, triples)}",)
 
     def links(self, query: Query, candidate: int) -> IntArray:
         """The training triples ``(n, 3)`` that link a candidate to the query's entity, but the asked one."""

@@ -22,7 +22,8 @@ import scipy.sparse as sp
 
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.graphs.entities import EntityTable, folded, split_cell
-from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
+from kgmlm.graphs.queries import Query
 from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
 from kgmlm.text.reader import Reader, Reading
 
@@ -129,6 +130,11 @@ class Mentions(TrainableSignal):
             if any(tuple(words[at : at + len(x)]) == x for x in names for at in range(len(words))):
                 pairs.append((describing, entity))
         return pairs
+
+    def because(self, context: ContextGraph, query: Query, candidate: int, weight: float) -> tuple[str, ...]:
+        """Which description names whom."""
+        surfaces, named = context.surfaces, self.named(query.entity, candidate)
+        return tuple(f"the description of {surfaces[a]} names {surfaces[b]}" for a, b in named)
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """How much each candidate and the query's entity name each other, ``(B, N)`` or ``(B, K)``; 0 for

@@ -11,8 +11,8 @@ import pytest
 from kgmlm.graphs.entities import EntityTable, RelationTable
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Query
-from kgmlm.ranking.reasons import Reasons, sentences
-from kgmlm.signals.base import Reason, Signal
+from kgmlm.ranking.reasons import Reasons
+from kgmlm.signals.base import Reason, Signal, sentences
 from kgmlm.signals.mentions import Mentions
 
 # 0 and 1 share a fact, and 1 has r0 to 9: so may 0.
