@@ -433,7 +433,8 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
                 for side, of in parts.items()
                 if side in ("tail", "head")
             }
-            print_lines(told | {"relation": [f"{parts['relation']['adds']:+.2f}"]}, indent="    ")
+            rest = {name: [f"{parts[name]['adds']:+.2f}"] for name in ("relation", "calibration")}
+            print_lines(told | rest, indent="    ")
     if not rows:
         return
     tell(f"probability: {found.calibration.stands_for(found.graph.validation)}")

@@ -11,7 +11,7 @@ Shapes: n triples, 2 sides (tail, head), F features of a side, R relations, E st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,17 @@ from kgmlm.core.progress import Watcher, quiet_transformers
 from kgmlm.evaluation.metrics import measured
 from kgmlm.graphs.queries import parts_of_pairs
 from kgmlm.prediction.drawing import TINY, TRIPLES, Sample, draw_sample
-from kgmlm.ranking.probability import STATES, AskedTriples, Calibration, Regression, expit, left, plain
+from kgmlm.ranking.probability import (
+    STATES,
+    UNSCALED,
+    AskedTriples,
+    Calibration,
+    Regression,
+    beta_calibrated,
+    expit,
+    left,
+    plain,
+)
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import PROBABILITIES, RunFolder
 from kgmlm.runs.opened import constraints_of, tuned_ranker
@@ -48,6 +58,7 @@ PENALTIES = {
     "weights_of_relation": 3.0,
     "density": 1.0,
 }
+LEAST_SLOPE = 1e-3  # of what scales log odds
 REPORTED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 silent = Watcher()
 
@@ -207,8 +218,8 @@ def fit_balance(triples: LabeledList, relations: int) -> FloatArray:
     return balances
 
 
-def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> tuple[float, float]:
-    """Platt's sigmoid: the intercept and slope that make log odds of others come true (Platt, 1999).
+def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArray:
+    """The scale (:func:`~kgmlm.ranking.probability.beta_calibrated`) that makes log odds of others come true.
 
     Args:
         log_odds: ``(n,)`` of triples that had no say in them.
@@ -216,16 +227,19 @@ def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> tuple[flo
     from scipy.optimize import minimize
 
     labels, weights = sample.labels, sample.weights / sample.weights[sample.labels].sum()
+    parts = np.stack([np.ones_like(log_odds), -np.logaddexp(0, -log_odds), np.logaddexp(0, log_odds)], 1)
 
     def loss(at: FloatArray) -> tuple[float, FloatArray]:
-        true = expit(at[0] + at[1] * log_odds)
+        true = expit(parts @ at)
         in_valid = np.maximum(labeled * true, TINY)
         likelihood = weights * np.where(labels, np.log(in_valid), np.log1p(-in_valid))
         slope = weights * (labels - in_valid) * (1 - true) / (1 - in_valid)
-        return -float(likelihood.sum()), -np.array([slope.sum(), (slope * log_odds).sum()])
+        return -float(likelihood.sum()), -(parts.T @ slope)
 
-    intercept, slope = minimize(loss, np.array([0.0, 1.0]), jac=True, method="L-BFGS-B").x.tolist()
-    return (intercept, slope) if slope > 0 else (0.0, 1.0)
+    bounds = [(None, None), (LEAST_SLOPE, None), (LEAST_SLOPE, None)]  # the order of triples stays
+    found = minimize(loss, np.array(UNSCALED), jac=True, method="L-BFGS-B", bounds=bounds)
+    scale: FloatArray = found.x
+    return scale
 
 
 def fit(
@@ -243,15 +257,15 @@ def fit(
         own = sample.folds == fold
         log_odds[own] = fit_regression(sample[~own], relations, labeled).log_odds(sample.asked[own])
     scale = fit_scale(log_odds, sample, labeled)
-    regression = fit_regression(sample, relations, labeled).moved(*scale)
+    regression = replace(fit_regression(sample, relations, labeled), scale=scale)
     # 2. how many triples that gives
     true = np.empty(count)
     for fold in range(4):
         own = sample.folds == fold
-        intercept, slope = fit_scale(log_odds[~own], sample[~own], labeled)
-        true[own] = expit(intercept + slope * log_odds[own])
+        others = fit_scale(log_odds[~own], sample[~own], labeled)
+        true[own] = expit(beta_calibrated(log_odds[own], others))
     # 3. and how well it decides in a list of which half is true
-    odds = _logit(left(expit(scale[0] + scale[1] * log_odds), lacking))
+    odds = _logit(left(expit(beta_calibrated(log_odds, scale)), lacking))
     of_false = None
     if sample.false is not None:
         of_false = _logit(left(expit(regression.log_odds(sample.false[1])), lacking))
@@ -268,7 +282,8 @@ def fit(
     }
 
     def table(values: FloatArray) -> Any:
-        return tuple(tuple(row) for row in np.round(values, 6).tolist())
+        rows = np.round(values, 6).tolist()
+        return tuple(rows if values.ndim == 1 else map(tuple, rows))
 
     tables = {name: table(values) for name, values in vars(regression).items()}
     made = Calibration(

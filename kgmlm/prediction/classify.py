@@ -111,10 +111,11 @@ class Classified(Result):
 
     def explained(self) -> list[dict[str, Any] | None]:
         """The parts of each probability, None for known triples: for each side its score, rank, margin and
-        softmax, its state, and what it adds to the log odds of being true; and what is added for the relation
-        and both states.
+        softmax, its state, and what it adds to the log odds of being true; what is added for the relation
+        and both states, and by beta calibration.
         """
-        intercepts, added = self.calibration.regression.parts(self.asked)
+        regression = self.calibration.regression
+        (intercepts, added), log_odds = regression.parts(self.asked), regression.log_odds(self.asked)
         adds = added.reshape(self.asked.features.shape).sum(2)
         explained: list[dict[str, Any] | None] = []
         for n in range(len(self)):
@@ -132,8 +133,15 @@ class Classified(Result):
                     "state": STATES[self.asked.states[n, i]],
                     "adds": float(adds[n, i]),
                 }
-            log_odds = float(intercepts[n] + adds[n].sum())
-            explained.append({**sides, "relation": {"adds": float(intercepts[n])}, "log_odds": log_odds})
+            scaled = float(log_odds[n] - intercepts[n] - adds[n].sum())
+            explained.append(
+                {
+                    **sides,
+                    "relation": {"adds": float(intercepts[n])},
+                    "calibration": {"adds": scaled},
+                    "log_odds": float(log_odds[n]),
+                }
+            )
         return explained
 
     def as_json(self, explain: bool = False) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ Shapes: n triples, B queries, N entities, 2 sides (tail, head), F features of a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -216,6 +216,27 @@ def expit(odds: FloatArray) -> FloatArray:
     return probabilities
 
 
+UNSCALED = (0.0, 1.0, 1.0)  # leaves log odds as they are
+
+
+def beta_calibrated(log_odds: FloatArray, scale: FloatArray) -> FloatArray:
+    """Log odds ``a + b log p - c log(1 - p)`` of probabilities p: beta calibration (Kull, Silva Filho and
+    Flach, 2017).
+
+    The most and the least probable can so be moved by different amounts, which Platt's sigmoid cannot do.
+
+    Args:
+        log_odds: ``(n,)`` of p.
+        scale: a, b and c.
+    """
+    intercept, below, above = scale
+    with np.errstate(invalid="ignore"):  # no number of what nobody asked for
+        scaled: FloatArray = (
+            intercept - below * np.logaddexp(0.0, -log_odds) + above * np.logaddexp(0.0, log_odds)
+        )
+    return scaled
+
+
 @dataclass(frozen=True, eq=False)
 class Regression:
     """Log odds that a triple is true: a sum of effects of its features, states and relation.
@@ -229,6 +250,7 @@ class Regression:
         intercepts: ``(R + 1, E * E)`` of each relation and pair of states.
         weights: ``(E * E, 2F)`` of each pair of states, what features count.
         of_relation: ``(R + 1, 2F)`` what they count beside that in a relation.
+        scale: ``(3,)`` what turns the sum into log odds that come true, as of :func:`beta_calibrated`.
     """
 
     mean: FloatArray
@@ -236,15 +258,7 @@ class Regression:
     intercepts: FloatArray
     weights: FloatArray
     of_relation: FloatArray
-
-    def moved(self, intercept: float, slope: float) -> Regression:
-        """A copy whose log odds are ``intercept + slope * log_odds``."""
-        return replace(
-            self,
-            intercepts=intercept + slope * self.intercepts,
-            weights=slope * self.weights,
-            of_relation=slope * self.of_relation,
-        )
+    scale: FloatArray = field(default_factory=lambda: np.array(UNSCALED))
 
     def scaled(self, asked: AskedTriples) -> FloatArray:
         """The features ``(n, 2F)`` of both sides, the tail's first, in units of their relation."""
@@ -260,8 +274,7 @@ class Regression:
     def log_odds(self, asked: AskedTriples) -> FloatArray:
         """The log odds ``(n,)``."""
         intercepts, added = self.parts(asked)
-        sums: FloatArray = intercepts + added.sum(1)
-        return sums
+        return beta_calibrated(intercepts + added.sum(1), self.scale)
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -278,7 +291,7 @@ class Calibration(StrictModel):
         lacking: how large the hidden set is, in times of validation.
         validation: how many triples it has that training has not.
         new: how many of these have an entity that training lacks.
-        mean, deviation, intercepts, weights, of_relation: as of :class:`Regression`.
+        mean, deviation, intercepts, weights, of_relation, scale: as of :class:`Regression`.
         balance: ``(R + 1,)`` of each relation, what moves log odds to those of a list in which half of the
             triples are true.
         chosen_for: what the run was when this was fitted.
@@ -293,6 +306,7 @@ class Calibration(StrictModel):
     intercepts: _Table
     weights: _Table
     of_relation: _Table
+    scale: tuple[_Finite, _Finite, _Finite]
     balance: tuple[_Finite, ...]
     chosen_for: dict[str, str]
     chosen_by: dict[str, Any]
@@ -316,7 +330,7 @@ class Calibration(StrictModel):
     @cached_property
     def regression(self) -> Regression:
         """The regression."""
-        tables = ("mean", "deviation", "intercepts", "weights", "of_relation")
+        tables = ("mean", "deviation", "intercepts", "weights", "of_relation", "scale")
         return Regression(*(np.array(getattr(self, name)) for name in tables))
 
     @property

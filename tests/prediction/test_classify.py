@@ -60,7 +60,7 @@ def test_what_is_added_explains_the_probability(classifier: TripleClassifier, to
     (found,) = judged(classifier, toy, [(np.array([(1, 0, 9)]), 0.5)])
     (parts,) = found.explained()
     assert parts is not None
-    log_odds = sum(parts[name]["adds"] for name in ("tail", "head", "relation"))
+    log_odds = sum(parts[name]["adds"] for name in ("tail", "head", "relation", "calibration"))
     assert parts["log_odds"] == pytest.approx(log_odds)
     true = 1 / (1 + np.exp(-log_odds))
     assert found.probabilities[0] == pytest.approx(0.5 * true / (1 - 0.5 * true))

@@ -20,13 +20,16 @@ from kgmlm.ranking.probability import (
     FEATURES,
     SIDES,
     STATES,
+    UNSCALED,
     AskedTriples,
     Calibration,
     Regression,
     TripleClassifier,
     ask,
+    beta_calibrated,
     compared,
     competing,
+    expit,
     left,
     moved,
     states_of,
@@ -49,7 +52,10 @@ def regression(seed: int = 0) -> Regression:
 
 
 def calibration(**change: Any) -> Calibration:
-    tables = {name: tuple(map(tuple, values.tolist())) for name, values in vars(regression()).items()}
+    tables = {
+        name: tuple(values.tolist() if values.ndim == 1 else map(tuple, values.tolist()))
+        for name, values in vars(regression()).items()
+    }
     values = {
         "lacking": 1.0, "validation": 40, "new": 0, "balance": (1.0, 2.0, 3.0, 4.0), "chosen_for": {},
         "chosen_by": {}, **tables,
@@ -134,7 +140,19 @@ def test_log_odds_are_the_sum_of_their_parts() -> None:
         x = (asked.features[n].ravel() - fitted.mean[r]) / fitted.deviation[r]
         by_hand = fitted.intercepts[r, e] + x @ (fitted.weights[e] + fitted.of_relation[r])
         assert fitted.log_odds(asked)[n] == pytest.approx(by_hand)
-    np.testing.assert_allclose(fitted.moved(2.0, 0.5).log_odds(asked), 2 + 0.5 * fitted.log_odds(asked))
+
+
+def test_beta_calibration_moves_the_likely_and_the_unlikely_apart() -> None:
+    odds = np.array([-6.0, -1.0, 0.0, 1.0, 6.0])
+    np.testing.assert_allclose(beta_calibrated(odds, np.array(UNSCALED)), odds, atol=1e-12)
+    p = expit(odds)
+    np.testing.assert_allclose(
+        beta_calibrated(odds, np.array([0.5, 2.0, 0.25])), 0.5 + 2 * np.log(p) - 0.25 * np.log(1 - p)
+    )
+    humble = beta_calibrated(odds, np.array([0.0, 1.0, 0.01]))
+    assert (np.diff(humble) > 0).all(), "the order stays"
+    assert humble[0] == pytest.approx(odds[0], abs=0.01)
+    assert humble[-1] < 0.1, "none is more probable than a half"
 
 
 def test_parts_of_triples_are_joined_and_replaced() -> None:
