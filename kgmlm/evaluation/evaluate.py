@@ -6,7 +6,7 @@ import errno
 import html
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -434,7 +434,10 @@ def whole_report(
         "scores": {name: ranker.mixture.averages.get(name, 0.0) for name in SIGNALS},
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
-        **{name: asdict(ranker.uses[name]) if name in ranker.uses else None for name in SECOND},
+        **{
+            name: {"k": use.k, "weight": use.weight} if (use := ranker.uses.get(name)) else None
+            for name in SECOND
+        },
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),
         "precision": precision,
         "run": {k: run.record.get(k) for k in keys} | {"settings": run.settings.model_dump(mode="json")},

@@ -38,12 +38,33 @@ BEST = 64  # largest scores that a softmax goes over; the others have next to no
 SignalScores = Mapping[str, Floats]  # by signal, (B, N)
 
 
+# What training knows of a query's entity and of a candidate: 2 where it has no triple of the entity, and 1 more
+# where it has none of the candidate.
+STATES = 4
+
+
 @dataclass(frozen=True)
 class Use:
-    """The use of a second stage: its scores of the ``k`` best count ``weight`` times."""
+    """The use of a second stage: its scores of the ``k`` best count ``weight`` times.
+
+    Attributes:
+        states: the states whose candidates it moves; others keep their places among these.
+    """
 
     k: int
     weight: float
+    states: tuple[bool, ...] = (True,) * STATES
+
+    def stays(self, queries: Queries, ids_BK: IntArray, unseen_N: BoolArray) -> BoolArray:
+        """Return which candidates keep their places ``(B, K)``.
+
+        Args:
+            ids_BK: -1 where there is no candidate.
+        """
+        unseen_BK = unseen_N[np.maximum(ids_BK, 0)]
+        states_BK = 2 * unseen_N[queries.entity_B][:, None] + unseen_BK
+        stays_BK: BoolArray = ~np.array(self.states)[states_BK] & (ids_BK >= 0)
+        return stays_BK
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,17 @@ class Best:
         """Ids of the columns, -1 where one is not to be reranked."""
         return np.where(self.chosen_BK, ids_BK, -1)
 
+    def with_places(self, read_BK: Floats, weight: float, stays_BK: BoolArray) -> Floats:
+        """What was read, as it has to be so that some candidates keep their places among the others."""
+        there_BK = self.chosen_BK
+        if not (stays_BK & there_BK).any() or not weight > 0:
+            return read_BK
+        before_BK = np.where(there_BK, self.scores_BK, np.float32(-np.inf))
+        after_BK = np.where(there_BK, self.scores_BK + np.float32(weight) * read_BK, before_BK)
+        placed_BK = in_place(before_BK, after_BK, stays_BK & there_BK)
+        moved_BK = np.subtract(placed_BK, before_BK, out=np.zeros_like(placed_BK), where=there_BK)
+        return (moved_BK / weight).astype(np.float32)
+
     def reranked(self, scores_BN: Floats, read_BK: Floats, weight: float) -> Floats:
         """Scores with what reading adds to the chosen: 0 for the worst read, so that all stay ahead of the
         rest. What was passed over on the way to them gains as much as the best read, and keeps its lead.
@@ -82,6 +93,39 @@ class Best:
         leading_BN = self.passed_BN & (scores_BN >= last_B1)
         np.add(raised_BN, gain_BK.max(1, keepdims=True), out=raised_BN, where=leading_BN)
         return raised_BN
+
+
+def in_place(before_BK: Floats, after_BK: Floats, stays_BK: BoolArray) -> Floats:
+    """Scores by which candidates are in the order of ``after``, but some keep their places among the others.
+
+    Args:
+        before_BK: minus infinity where there is no candidate.
+
+    >>> before, after = np.array([[4.0, 3.0, 2.0]], np.float32), np.array([[4.0, 9.0, 8.0]], np.float32)
+    >>> in_place(before, after, np.array([[True, False, False]])).argsort(1).tolist()
+    [[2, 1, 0]]
+    """
+    # 1) In the order of before: how many that move stand ahead of each
+    order_BK = np.argsort(-before_BK, 1, kind="stable")
+    stays_BK = np.take_along_axis(stays_BK, order_BK, 1)
+    after_BK = np.take_along_axis(after_BK, order_BK, 1)
+    moves_BK = ~stays_BK & np.isfinite(after_BK)
+    ahead_BK = np.cumsum(moves_BK, 1)
+    # 2) The scores of those two that move between which it is to stand
+    moved_BK = -np.sort(-np.where(moves_BK, after_BK, -np.inf), 1)
+    wide_BK = np.pad(moved_BK, ((0, 0), (1, 1)), constant_values=-np.inf)
+    above_BK, below_BK = (np.take_along_axis(wide_BK, ahead_BK + at, 1) for at in (0, 1))
+    above_BK = np.where(np.isfinite(above_BK), above_BK, np.where(np.isfinite(below_BK), below_BK + 1, 1.0))
+    below_BK = np.where(np.isfinite(below_BK), below_BK, above_BK - 1)
+    # 3) Evenly between them, in their own order
+    place_BK = np.cumsum(stays_BK, 1)
+    same_BK = (ahead_BK[:, :, None] == ahead_BK[:, None, :]) & stays_BK[:, None, :]
+    earlier_BK = (same_BK & (place_BK[:, None, :] <= place_BK[:, :, None])).sum(2)
+    share_BK = earlier_BK / (same_BK.sum(2) + 1)
+    placed_BK = np.where(stays_BK, above_BK - share_BK * (above_BK - below_BK), after_BK)
+    scores_BK = np.empty_like(before_BK)
+    np.put_along_axis(scores_BK, order_BK, placed_BK.astype(before_BK.dtype), 1)
+    return scores_BK
 
 
 def best_of(context: ContextGraph, first: FirstStage, k: int) -> tuple[Best, IntArray]:
@@ -143,7 +187,13 @@ class _OfTheBest(Used, ABC):
         if not self.use.k:
             return first
         best, ids_BK = best_of(ranker.context, first, self.use.k)
-        scores_BK = self.score(ranker, first.queries, best.to_read(ids_BK), batch_size, advance)
+        ids_BK = best.to_read(ids_BK)
+        stays_BK = self.use.stays(first.queries, ids_BK, ranker.context.unseen_N)
+        # What moves nobody is not read
+        moves_B1 = ((ids_BK >= 0) & ~stays_BK).any(1, keepdims=True)
+        ids_BK = np.where(moves_B1, ids_BK, -1)
+        scores_BK = np.where(moves_B1, self.score(ranker, first.queries, ids_BK, batch_size, advance), 0)
+        scores_BK = best.with_places(scores_BK.astype(np.float32), self.use.weight, stays_BK & moves_B1)
         return first.with_scores(best.reranked(first.scores_BN, scores_BK, self.use.weight))
 
     @abstractmethod

@@ -31,8 +31,6 @@ from kgmlm.ranking.second_stage import Best, Used, best_of
 
 MOST_LEAVES = 16  # of a tree: they are the bits of a number
 AT_ONCE = 2**24  # splits that are looked at at once, of all pairs
-STATES = 4  # of a query and an answer: 2 where the query's entity is unseen, and 1 more where the answer is
-MEASURED = 20  # answers of a state by which validation says whether trees help it
 FORESTS = ("whole", "even", "odd")  # fitted to all queries of validation, and to each half of them
 
 
@@ -142,15 +140,12 @@ class Trees(Used):
     Attributes:
         names: of the features.
         forests: one fitted to all queries that validation asks, and one to each half of them.
-        states: of which states validation had enough answers. In others trees change nothing: queries about
-            an unseen entity keep their order, and unseen candidates their places among the others.
         unseen: score each query by the forest of the other half.
     """
 
     name: ClassVar[str] = "trees"
     names: tuple[str, ...]
     forests: Mapping[str, Forest]
-    states: tuple[bool, ...] = (True, False, False, False)
     unseen: bool = False
 
     def of_unseen(self) -> Self:
@@ -171,21 +166,9 @@ class Trees(Used):
         ids_BK = best.to_read(ids_BK)
         features_BKF = self.features(ranker, first, best, ids_BK, batch_size)
         trees_BK = self.scores(first.queries, ids_BK, features_BKF)
-        stays_BK = self.staying(first.queries, ids_BK, ranker.context.unseen_N)
-        if stays_BK.any() and self.use.weight > 0:
-            weight, before_BK = np.float32(self.use.weight), best.scores_BK
-            placed_BK = in_place(before_BK, before_BK + weight * trees_BK, stays_BK)
-            there_BK = np.isfinite(before_BK)
-            moved_BK = np.subtract(placed_BK, before_BK, out=np.zeros_like(placed_BK), where=there_BK)
-            trees_BK = (moved_BK / weight).astype(np.float32)
+        stays_BK = self.use.stays(first.queries, ids_BK, ranker.context.unseen_N)
+        trees_BK = best.with_places(trees_BK, self.use.weight, stays_BK)
         return first.with_scores(best.reranked(first.scores_BN, trees_BK, self.use.weight))
-
-    def staying(self, queries: Queries, ids_BK: IntArray, unseen_N: BoolArray) -> BoolArray:
-        """Return which candidates keep their places ``(B, K)``: those of states that were not measured."""
-        unseen_BK = unseen_N[np.maximum(ids_BK, 0)] & (ids_BK >= 0)
-        states_BK = 2 * unseen_N[queries.entity_B][:, None] + unseen_BK
-        stays_BK: BoolArray = ~np.array(self.states)[states_BK] & (ids_BK >= 0)
-        return stays_BK
 
     def features(
         self, ranker: Ranker, first: FirstStage, best: Best, ids_BK: IntArray, batch_size: int = 64
@@ -235,7 +218,7 @@ class Trees(Used):
         features_1KF = self.features(ranker, first, best, ids_1K)
         (there,) = np.nonzero(ids_1K[0] >= 0)
         added_PF = self.use.weight * self.forests["whole"].contributions(features_1KF[0, there])
-        moved = ~self.staying(queries, ids_1K, ranker.context.unseen_N)[0, there]
+        moved = ~self.use.stays(queries, ids_1K, ranker.context.unseen_N)[0, there]
         there, added_PF = there[moved], added_PF[moved]
         groups = [group_of(name) for name in self.names]
         sums = [dict.fromkeys(groups, 0.0) for _ in there]
@@ -252,8 +235,7 @@ class Trees(Used):
             for name, array in zip(Forest._fields, of, strict=True)
         }
         names = np.frombuffer(json.dumps(self.names).encode(), np.uint8)
-        states = np.array(self.states, np.bool_)
-        files.write_tensors(path, {"features": names, "states": states, **tensors})
+        files.write_tensors(path, {"features": names, **tensors})
 
     @classmethod
     def open(cls, path: Path, use: Use) -> Trees:
@@ -269,49 +251,13 @@ class Trees(Used):
             names = json.loads(tensors["features"].tobytes())
             if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
                 raise ValueError("it does not name its features")
-            states = tensors.get("states", np.arange(STATES) == 0)  # earlier runs have none
-            if states.shape != (STATES,):
-                raise ValueError(f"it is not of {STATES} states")
             arrays = {of: [tensors[f"{of}.{name}"] for name in Forest._fields] for of in FORESTS}
             forests = {of: Forest(*parts) for of, parts in arrays.items()}
             for forest in forests.values():
                 forest.check(len(names))
         except Exception as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
-        return cls(use, tuple(names), forests, tuple(states.astype(bool).tolist()))
-
-
-def in_place(before_BK: Floats, after_BK: Floats, stays_BK: BoolArray) -> Floats:
-    """Scores by which candidates are in the order of ``after``, but some keep their places among the others.
-
-    Args:
-        before_BK: minus infinity where there is no candidate.
-
-    >>> before, after = np.array([[4.0, 3.0, 2.0]], np.float32), np.array([[4.0, 9.0, 8.0]], np.float32)
-    >>> in_place(before, after, np.array([[True, False, False]])).argsort(1).tolist()
-    [[2, 1, 0]]
-    """
-    # 1) In the order of before: how many that move stand ahead of each
-    order_BK = np.argsort(-before_BK, 1, kind="stable")
-    stays_BK = np.take_along_axis(stays_BK, order_BK, 1)
-    after_BK = np.take_along_axis(after_BK, order_BK, 1)
-    moves_BK = ~stays_BK & np.isfinite(after_BK)
-    ahead_BK = np.cumsum(moves_BK, 1)
-    # 2) The scores of those two that move between which it is to stand
-    moved_BK = -np.sort(-np.where(moves_BK, after_BK, -np.inf), 1)
-    wide_BK = np.pad(moved_BK, ((0, 0), (1, 1)), constant_values=-np.inf)
-    above_BK, below_BK = (np.take_along_axis(wide_BK, ahead_BK + at, 1) for at in (0, 1))
-    above_BK = np.where(np.isfinite(above_BK), above_BK, np.where(np.isfinite(below_BK), below_BK + 1, 1.0))
-    below_BK = np.where(np.isfinite(below_BK), below_BK, above_BK - 1)
-    # 3) Evenly between them, in their own order
-    place_BK = np.cumsum(stays_BK, 1)
-    same_BK = (ahead_BK[:, :, None] == ahead_BK[:, None, :]) & stays_BK[:, None, :]
-    earlier_BK = (same_BK & (place_BK[:, None, :] <= place_BK[:, :, None])).sum(2)
-    share_BK = earlier_BK / (same_BK.sum(2) + 1)
-    placed_BK = np.where(stays_BK, above_BK - share_BK * (above_BK - below_BK), after_BK)
-    scores_BK = np.empty_like(before_BK)
-    np.put_along_axis(scores_BK, order_BK, placed_BK.astype(before_BK.dtype), 1)
-    return scores_BK
+        return cls(use, tuple(names), forests)
 
 
 def odd_pairs(queries: Queries, ids_BK: IntArray) -> BoolArray:

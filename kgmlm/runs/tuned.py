@@ -20,7 +20,7 @@ from kgmlm.core import digests, files
 from kgmlm.core.arrays import Floats
 from kgmlm.core.digests import RESTORE
 from kgmlm.core.errors import RunError, first_line, quoted
-from kgmlm.ranking.ranker import Mixture, Use
+from kgmlm.ranking.ranker import STATES, Mixture, Use
 
 MIXTURE = "model/mixture.json"
 
@@ -45,6 +45,7 @@ class _Signal(_Weights):
 class _Use(digests.StrictModel):
     k: int = Field(ge=0)
     weight: _Finite
+    states: tuple[bool, ...] = Field((True,) * STATES, min_length=STATES, max_length=STATES)
 
 
 class _File(digests.StrictModel):
@@ -120,7 +121,7 @@ class TunedWeights:
         if not all(np.isfinite(table_R2).all() for table_R2 in every):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
         chosen = {name: use for name in SECOND if (use := getattr(file, name)) is not None}
-        uses = {name: Use(of.k, of.weight) for name, of in chosen.items()}
+        uses = {name: Use(of.k, of.weight, of.states) for name, of in chosen.items()}
         mixture = replace(mixture, damping=damping, of_unseen=of_unseen)
         return cls(mixture, uses, file.chosen_for, file.chosen_by)
 

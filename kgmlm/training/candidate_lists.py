@@ -24,7 +24,7 @@ from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import CandidateScores, blocks_of
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
-from kgmlm.ranking.second_stage import best_of
+from kgmlm.ranking.second_stage import best_of, in_place
 from kgmlm.training.states import states_of
 from kgmlm.training.weights import ValidationSample, figures_of, odd_answers, refitted
 
@@ -131,6 +131,18 @@ class CandidateLists:
         """The states of the asks ``(B,)``, as of :func:`~kgmlm.training.states.states_of`."""
         return states_of(asks.queries, asks.answers, self.unseen_N)
 
+    def used(self, use: Use, read_DK: Floats, of_DK: BoolArray) -> Floats:
+        """Scores after a second stage that moves some candidates ``of_DK``."""
+        stays_DK = use.stays(self.queries, self.candidates.ids_BK, self.unseen_N) & of_DK
+        after_DK = (self.scores_DK + np.where(of_DK, use.weight * read_DK, 0)).astype(np.float32)
+        if not stays_DK.any():
+            return after_DK
+        nobody = np.float32(-np.inf)
+        placed_DK = in_place(
+            np.where(of_DK, self.scores_DK, nobody), np.where(of_DK, after_DK, nobody), stays_DK
+        )
+        return np.where(of_DK, placed_DK, after_DK)
+
     def ratio(self, asks: Asks, added_DK: Floats, of_B: BoolArray) -> float:
         """Compute how much a second stage counts beside the stages before, so that the answers of some of
         the asks are most likely.
@@ -183,6 +195,13 @@ class Asks(NamedTuple):
         """The two halves, the odd one first; None where one has no answer in its list."""
         odd_B, inside_B = self.odd_B, self.column_B >= 0
         return (odd_B, ~odd_B) if all((inside_B & of_B).any() for of_B in (odd_B, ~odd_B)) else None
+
+    def helped(
+        self, first_B: FloatArray, reciprocal_B: FloatArray, states_B: IntArray, use: Use
+    ) -> FloatArray:
+        """Reciprocal ranks with a stage, of those queries that it is used for; of others without it."""
+        moves = [use.k > 0 and any(use.states[2 * unseen : 2 * unseen + 2]) for unseen in (0, 1)]
+        return np.where(np.array(moves)[states_B // 2], reciprocal_B, first_B)
 
     def figures(self, first_B: FloatArray, reciprocal_B: FloatArray, use: Use) -> dict[str, float]:
         """The figures of a choice, by reciprocal ranks without the stage and with it."""

@@ -27,7 +27,7 @@ from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.second_stage import Conditional, ReverseScoring, best_of
 from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
-from kgmlm.training.states import harms
+from kgmlm.training.states import helpful_use, measured_use
 from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
@@ -132,16 +132,17 @@ def _choose_use(
     chosen = {k: lists.first(k) for k in sizes}
     never = Use(0, 0.0)
 
+    states_B = lists.states_of(asks)
+
     def reciprocal(by: CandidateLists, use: Use) -> FloatArray:
         if not use.k:
             return by.reciprocal(asks, by.scores_DK)
-        added_DK = np.where(chosen[use.k], use.weight * read_DK, 0)
-        return by.reciprocal(asks, by.scores_DK + added_DK, chosen[use.k])
+        return by.reciprocal(asks, by.used(use, read_DK, chosen[use.k]), chosen[use.k])
 
     def choose(by: CandidateLists, of_B: BoolArray) -> Use:
         fits = by.ratio(asks, read_DK, of_B)
         near = min(weights, key=lambda weight: abs(math.log(weight / fits)))
-        uses = [never, *(Use(k, near) for k in sizes)]
+        uses = [never, *(measured_use(Use(k, near), states_B) for k in sizes)]
         return max(uses, key=lambda use: float(reciprocal(by, use)[of_B].mean()))
 
     first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
@@ -153,9 +154,8 @@ def _choose_use(
         first_B[~of_B] = reciprocal(by_half, never)[~of_B]
         crossed_B[~of_B] = reciprocal(by_half, choose(by_half, of_B))[~of_B]
     use = choose(lists, np.ones(len(first_B), np.bool_))
-    if crossed_B.mean() <= first_B.mean() or harms(crossed_B - first_B, lists.states_of(asks)):
-        use, crossed_B = never, first_B
-    return use, asks.figures(first_B, crossed_B, use)
+    use = helpful_use(use, crossed_B - first_B, states_B) if use.k else never
+    return use, asks.figures(first_B, asks.helped(first_B, crossed_B, states_B, use), use)
 
 
 class Tuned(NamedTuple):

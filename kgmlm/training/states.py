@@ -10,6 +10,7 @@ Shapes: B queries with an answer each; N candidates, K of them; S states; R rela
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,11 +19,11 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import MAX_SCORES, Mixture, Ranker
-from kgmlm.ranking.trees import MEASURED, STATES
+from kgmlm.ranking.ranker import MAX_SCORES, STATES, Mixture, Ranker, Use
 from kgmlm.signals import SIGNALS
 from kgmlm.signals.unseen import Unseen
 
+MEASURED = 20  # answers of a state by which validation says whether a choice helps it
 NEUTRAL = 10  # candidates, the best by text, whose structural scores are a neutral unseen candidate's
 NEUTRAL_QUERIES = 200  # validation queries from which neutral weights are averaged
 PRIOR_QUERIES = 5  # of the average relation that join a relation's own
@@ -39,8 +40,11 @@ def states_of(queries: Queries, answers: IntArray, unseen_N: BoolArray) -> IntAr
 
 
 def measured_states(states_B: IntArray) -> BoolArray:
-    """Return of which states there are enough answers to say whether a choice helps them ``(S,)``."""
-    measured_S: BoolArray = np.bincount(states_B, minlength=STATES) >= MEASURED
+    """Return of which states there are enough answers to say whether a choice helps them ``(S,)``; the one
+    with most answers always counts.
+    """
+    counts_S = np.bincount(states_B, minlength=STATES)
+    measured_S: BoolArray = counts_S >= max(1, min(MEASURED, int(counts_S.max(initial=0))))
     return measured_S
 
 
@@ -50,6 +54,28 @@ def harms(gain_B: FloatArray, states_B: IntArray) -> bool:
     """
     gains = [gain_B[states_B == state] for state in np.unique(states_B)]
     return any(gain.mean() < -1.96 * gain.std() / np.sqrt(len(gain)) for gain in gains)
+
+
+def measured_use(use: Use, states_B: IntArray) -> Use:
+    """A use that moves candidates of those states alone of which there are enough answers."""
+    return replace(use, states=tuple(measured_states(states_B).tolist()))
+
+
+def helpful_use(use: Use, gain_B: FloatArray, states_B: IntArray) -> Use:
+    """A use that moves candidates of known entities' queries, or of unseen ones', where that gains and harms
+    no state; one of no candidates where it does for neither.
+
+    Args:
+        use: as of :func:`measured_use`.
+        gain_B: in reciprocal rank, cross-fitted, by that use.
+    """
+    helped = [False, False]
+    for unseen in (0, 1):
+        of_B = states_B // 2 == unseen
+        gain = gain_B[of_B]
+        helped[unseen] = bool(of_B.any() and gain.mean() > 0 and not harms(gain, states_B[of_B]))
+    states = tuple(is_measured and helped[state // 2] for state, is_measured in enumerate(use.states))
+    return replace(use, states=states) if any(states) else Use(0, 0.0)
 
 
 def least_harmful(

@@ -10,6 +10,7 @@ Shapes: D distinct queries, K candidates of each, F features; B queries with an 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,10 +26,10 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import PairFeatures, blocks_of
 from kgmlm.ranking.ranker import Ranker, Use
-from kgmlm.ranking.trees import FORESTS, Forest, Trees, in_place, odd_pairs
+from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
 from kgmlm.training.recipes import LARGE, LEAST
-from kgmlm.training.states import harms, measured_states
+from kgmlm.training.states import helpful_use, measured_use
 from kgmlm.training.weights import silent, validation_task
 
 CANDIDATES = 100  # best candidates of a query that trees score
@@ -127,11 +128,8 @@ def choose_trees(
         unseen_DKF = _features(by_half, features)
         flat_P = forests[half].scores(unseen_DKF.reshape(-1, unseen_DKF.shape[2]))
         added_DK[~of_DK] = flat_P.reshape(unseen_DKF.shape[:2])[~of_DK]
-    states = tuple(measured_states(lists.states_of(asks)).tolist())
-    unfitted = Trees(Use(0, 0.0), features.names, forests, states)
-    stays_DK = unfitted.staying(lists.queries, lists.candidates.ids_BK, lists.unseen_N)
-    use, figures = _chosen(lists, by_weights, asks, added_DK, stays_DK)
-    return (unfitted.used(use) if use.k else None), figures
+    use, figures = _chosen(lists, by_weights, asks, added_DK)
+    return (Trees(use, features.names, forests) if use.k else None), figures
 
 
 def _features(lists: CandidateLists, of: PairFeatures) -> Floats:
@@ -206,33 +204,32 @@ def _chosen(
     by_weights: Mapping[str, CandidateLists],
     asks: Asks,
     added_DK: Floats,
-    stays_DK: BoolArray,
 ) -> tuple[Use, dict[str, float]]:
     """Choose how much trees count, and measure each half by the choice of the other.
 
     Args:
         by_weights: the lists by the weights that each half has chosen.
         added_DK: each candidate by the trees of the half that its pair is not in.
-        stays_DK: which candidates keep their places.
     """
-    odd_B = asks.odd_B
+    odd_B, states_B = asks.odd_B, lists.states_of(asks)
+    most, there_DK = lists.open_DK.shape[1], lists.candidates.there_BK
     first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
     for half, of_B in (("odd", odd_B), ("even", ~odd_B)):
         by_half = by_weights[half]
         # The other half's answers have scores here that none of them has fitted, as those measured will.
         weight = by_weights["even" if half == "odd" else "odd"].ratio(asks, added_DK, of_B)
         first_B[~of_B] = by_half.reciprocal(asks, by_half.scores_DK)[~of_B]
-        with_trees_DK = (by_half.scores_DK + weight * added_DK).astype(np.float32)
-        with_trees_DK = in_place(by_half.scores_DK, with_trees_DK, stays_DK)
+        with_trees_DK = by_half.used(measured_use(Use(most, weight), states_B), added_DK, there_DK)
         crossed_B[~of_B] = by_half.reciprocal(asks, with_trees_DK)[~of_B]
-    if crossed_B.mean() <= first_B.mean() or harms(crossed_B - first_B, lists.states_of(asks)):
-        return Use(0, 0.0), asks.figures(first_B, first_B, Use(0, 0.0))
+    use = helpful_use(measured_use(Use(most, 1.0), states_B), crossed_B - first_B, states_B)
+    if not use.k:
+        return use, asks.figures(first_B, first_B, use)
     # The whole is weighed by scores that no answer has fitted, so by those of both halves.
     by_even, by_odd = by_weights["even"].scores_DK, by_weights["odd"].scores_DK
     scores_DK = np.where(_odd_lists(asks, len(lists.queries))[:, None], by_even, by_odd)
     whole = lists.scored(scores_DK).ratio(asks, added_DK, np.ones(len(odd_B), np.bool_))
-    use = Use(lists.open_DK.shape[1], whole)
-    return use, asks.figures(first_B, crossed_B, use)
+    use = replace(use, weight=whole)
+    return use, asks.figures(first_B, asks.helped(first_B, crossed_B, states_B, use), use)
 
 
 def _odd_lists(asks: Asks, lists: int) -> BoolArray:

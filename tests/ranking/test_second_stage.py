@@ -20,7 +20,7 @@ from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Mixture, Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, scores_of
-from kgmlm.ranking.second_stage import Conditional, best_of
+from kgmlm.ranking.second_stage import Conditional, best_of, in_place
 from kgmlm.runs.index import build_index
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 
@@ -169,3 +169,29 @@ def test_a_shortlist_of_all_is_exact(ranker: Ranker, toy: KnowledgeGraph) -> Non
     for rows, shortlisted in scores_of(ranker, queries, Retrieval(index, 99), 64):
         for row, scores_N in zip(rows.tolist(), shortlisted, strict=True):
             np.testing.assert_allclose(scores_N, exact[row], atol=1e-3, rtol=1e-4)
+
+
+def test_candidates_that_stay_keep_their_places() -> None:
+    rng = np.random.default_rng(0)
+    before = -np.sort(rng.normal(size=(50, 12)), 1).astype(np.float32)
+    before[:, 10:] = -np.inf  # no candidates
+    mixed = np.argsort(rng.random(before.shape), 1)  # in any order
+    before = np.take_along_axis(before, mixed, 1)
+    after = np.where(np.isfinite(before), rng.normal(size=before.shape), before).astype(np.float32)
+    stays = (rng.random(before.shape) < 0.4) & np.isfinite(before)
+    placed = in_place(before, after, stays)
+    for b, a, s, p in zip(before, after, stays, placed, strict=True):
+        order, was = np.argsort(-p)[:10], np.argsort(-b)[:10]
+        assert s[order].tolist() == s[was].tolist(), "those that stay stand where they stood"
+        assert order[s[order]].tolist() == was[s[was]].tolist()
+        movers = [i for i in np.argsort(-a) if np.isfinite(a[i]) and not s[i]]
+        assert order[~s[order]].tolist() == movers, "the others are in their new order"
+    assert np.array_equal(in_place(before, after, np.zeros_like(stays)), after)
+
+
+def test_a_stage_leaves_alone_what_validation_did_not_ask_about() -> None:
+    queries = Queries(np.array([0, 3]), np.zeros(2, np.int64), np.ones(2, np.bool_))
+    unseen, ids = np.array([False, False, True, True]), np.array([[1, 2, -1], [1, 2, -1]])
+    use = Use(3, 1.0, (True, False, False, False))
+    assert use.stays(queries, ids, unseen).tolist() == [[False, True, False], [True, True, False]]
+    assert not Use(3, 1.0).stays(queries, ids, unseen).any()

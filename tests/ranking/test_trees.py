@@ -26,7 +26,7 @@ from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
 from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, group_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.second_stage import best_of
-from kgmlm.ranking.trees import FORESTS, Forest, Trees, in_place, odd_pairs
+from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
@@ -331,6 +331,7 @@ def test_a_run_with_trees_is_asked_in_every_way(cli: Cli, with_trees: Path, tmp_
     reports = {k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 3))}
     weight = open_folder(run).tuned.uses["trees"].weight
     assert reports[()]["trees"] == {"k": 100, "weight": pytest.approx(weight)}
+    assert open_folder(run).tuned.uses["trees"].states == (True, False, False, False), "no other was asked"
     assert reports["--rerank", 0]["trees"] is None
     assert reports["--rerank", 3]["trees"]["k"] == 100, "they were fitted to so many"
     assert reports["--rerank", 3]["metrics"]["mrr"] == pytest.approx(reports[()]["metrics"]["mrr"], abs=2e-3)
@@ -508,33 +509,6 @@ def test_the_best_preset_ends_with_trees(tmp_path: Path) -> None:
     assert set(tuned.uses) == {"reverse", "trees"}
     assert tuned.by["valid"]["trees"]["mrr"] >= tuned.by["valid"]["trees"]["mrr_first"]
     assert run.folder.calibration is not None
-
-
-def test_candidates_that_stay_keep_their_places() -> None:
-    rng = np.random.default_rng(0)
-    before = -np.sort(rng.normal(size=(50, 12)), 1).astype(np.float32)
-    before[:, 10:] = -np.inf  # no candidates
-    mixed = np.argsort(rng.random(before.shape), 1)  # in any order
-    before = np.take_along_axis(before, mixed, 1)
-    after = np.where(np.isfinite(before), rng.normal(size=before.shape), before).astype(np.float32)
-    stays = (rng.random(before.shape) < 0.4) & np.isfinite(before)
-    placed = in_place(before, after, stays)
-    for b, a, s, p in zip(before, after, stays, placed, strict=True):
-        order, was = np.argsort(-p)[:10], np.argsort(-b)[:10]
-        assert s[order].tolist() == s[was].tolist(), "those that stay stand where they stood"
-        assert order[s[order]].tolist() == was[s[was]].tolist()
-        movers = [i for i in np.argsort(-a) if np.isfinite(a[i]) and not s[i]]
-        assert order[~s[order]].tolist() == movers, "the others are in their new order"
-    assert np.array_equal(in_place(before, after, np.zeros_like(stays)), after)
-
-
-def test_trees_leave_alone_what_validation_did_not_ask_about() -> None:
-    queries = Queries(np.array([0, 3]), np.zeros(2, np.int64), np.ones(2, np.bool_))
-    unseen, ids = np.array([False, False, True, True]), np.array([[1, 2, -1], [1, 2, -1]])
-    trees = Trees(Use(3, 1.0), (), {})
-    assert trees.staying(queries, ids, unseen).tolist() == [[False, True, False], [True, True, False]]
-    every = replace(trees, states=(True, True, True, True))
-    assert not every.staying(queries, ids, unseen).any()
 
 
 def test_a_recipe_has_trees_where_validation_can_teach_them(toy: KnowledgeGraph) -> None:
