@@ -38,8 +38,8 @@ BEST = 64  # largest scores that a softmax goes over; the others have next to no
 SignalScores = Mapping[str, Floats]  # by signal, (B, N)
 
 
-# What training knows of a query's entity and of a candidate: 2 where it has no triple of the entity, and 1 more
-# where it has none of the candidate.
+# What training knows of a query's entity and of a candidate: 2 where it has no triple of the entity, and 1
+# more where it has none of the candidate.
 STATES = 4
 
 

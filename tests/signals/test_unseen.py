@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,13 @@ import pytest
 from signal_tests import SignalTests
 
 import kgmlm
-from kgmlm.core.arrays import FloatArray
-from kgmlm.core.config import RuleSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Mixture, Ranker
+from kgmlm.ranking.ranker import Mixture
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.signals.base import Pool
-from kgmlm.signals.rules import Rules
 from kgmlm.signals.unseen import Unseen
 from kgmlm.text.reader import Reading
-from kgmlm.training.states import harms, least_harmful, neutral_weights, states_of
 from kgmlm.training.weights import ValidationSample, fitted_weights
 
 TRAIN = [("a", "r", "b"), ("c", "r", "b"), ("d", "s", "a")]
@@ -45,14 +40,6 @@ def test_unseen_candidates_of_known_entities_stand_out(graph: KnowledgeGraph) ->
     assert not scores_BN[1].any(), "of an unseen entity it says nothing"
     own = np.array([[at["y"], at["a"]], [at["y"], -1]])
     assert signal.score(Reading(queries, None), Pool(len(at), own)).tolist() == [[1, 0], [0, 0]]
-
-
-def test_states_are_of_both_ends(graph: KnowledgeGraph) -> None:
-    at = graph.entities.index
-    ends = [("a", "b"), ("b", "x"), ("x", "b"), ("y", "z")]
-    entities, answers = (np.array([at[pair[i]] for pair in ends]) for i in (0, 1))
-    queries = Queries(entities, np.zeros(4, np.int64), np.ones(4, np.bool_))
-    assert states_of(queries, answers, graph.context.unseen_N).tolist() == [0, 1, 2, 3]
 
 
 def sample_of(share: float, count: int = 600) -> ValidationSample:
@@ -105,43 +92,6 @@ def test_weights_say_by_which_entities_they_differ() -> None:
     damped = mixture.damped({"unseen": 0.5})
     assert damped.of("unseen", queries).tolist() == [1, 0]
     assert damped.damping == {"unseen": 0.5}
-
-
-def ranks(*by_state: tuple[float, int]) -> FloatArray:
-    return np.concatenate([np.full(count, value) for value, count in by_state])
-
-
-def test_a_gain_that_costs_a_state_is_not_taken() -> None:
-    rng = np.random.default_rng(0)
-    states_B = np.repeat([0, 1], 200)
-    noise_B = rng.normal(scale=0.01, size=400)
-    first_B = ranks((0.5, 200), (0.1, 200))
-    greedy_B, modest_B = ranks((0.3, 200), (0.9, 200)) + noise_B, ranks((0.5, 200), (0.4, 200)) + noise_B
-    assert harms(greedy_B - first_B, states_B)
-    assert not harms(modest_B - first_B, states_B)
-    odd_B = np.arange(400) % 2 == 0
-    ways = {"first": first_B, "greedy": greedy_B, "modest": modest_B}
-    name, crossed_B = least_harmful(ways, states_B, odd_B)
-    assert name == "modest"
-    assert np.array_equal(crossed_B, modest_B)
-    assert least_harmful({"first": first_B, "greedy": greedy_B}, states_B, odd_B)[0] == "first"
-
-
-def test_where_validation_asks_about_none_an_unseen_candidate_stands_where_its_text_says(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
-) -> None:
-    rules = Rules.fit(toy, RuleSettings())
-    ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(rules)
-    ranker = ranker.with_signal(Unseen.fit(toy))
-    mixture = ranker.mixture.evenly("rules", 2.0)
-    queries = toy.queries("train")[0]
-    neutral = neutral_weights(ranker, toy, queries, mixture)
-    # Rules give something to some of the best by text, and nothing to an entity that nobody has seen.
-    assert 0 < neutral.averages["unseen"] <= 2.0 * rules.score(Reading(queries, None), ranker.pool()).max()
-    assert neutral.tables["unseen"].shape == (len(toy.relations), 2)
-    assert neutral.averages["rules"] == 2.0
-    assert not neutral_weights(ranker, toy, queries, mixture.only("rules")).averages["unseen"], "no text"
-    assert not neutral_weights(ranker, toy, queries, mixture.without("rules")).averages["unseen"]
 
 
 def test_a_run_has_it_added_and_dropped(tmp_path: Path, toy: KnowledgeGraph, toy_run: Path) -> None:
