@@ -278,9 +278,8 @@ def test_every_input_may_be_a_stream(toy_run: Path, tmp_path: Path) -> None:
         assert "/tmp" not in done.stderr.decode()
 
 
-@pytest.mark.long
-def test_the_tutorials_run_in_a_kernel(tmp_path: Path) -> None:
-    """The notebook on new entities asks the run that the notebook on new facts has trained."""
+def run_tutorials(tmp_path: Path, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run notebooks in a kernel, and print what their cells print."""
     script = tmp_path / "run.py"
     script.write_text(
         "import sys, nbformat\n"
@@ -292,8 +291,24 @@ def test_the_tutorials_run_in_a_kernel(tmp_path: Path) -> None:
         "        for output in cell.get('outputs', []):\n"
         "            print(output.get('text') or output['data'].get('text/plain'))\n"
     )
-    pages = [TUTORIALS / f"{name}.ipynb" for name in ("new-facts", "new-entities")]
-    done = python(script, *pages, cwd=tmp_path)
+    return python(script, *(TUTORIALS / f"{name}.ipynb" for name in names), cwd=tmp_path, **environment)
+
+
+@pytest.mark.long
+def test_the_tutorial_on_later_facts_runs(tmp_path: Path) -> None:
+    attack = Path(os.environ.get("KGMLM_MIRROR", "mirror")).resolve().parent / "foresight" / "attack"
+    if not attack.is_dir():
+        pytest.skip("ATT&CK is not beside KGMLM_MIRROR, and MITRE's repository is not asked by tests")
+    done = run_tutorials(tmp_path, "later-facts", ATTACK=str(attack))
+    assert done.returncode == 0, done.stderr
+    assert "with an entity that training lacks" in done.stdout
+    assert "expect 20 among the next 1,523 facts" in done.stdout
+
+
+@pytest.mark.long
+def test_the_tutorials_run_in_a_kernel(tmp_path: Path) -> None:
+    """The notebook on new entities asks the run that the notebook on new facts has trained."""
+    done = run_tutorials(tmp_path, "new-facts", "new-entities")
     assert done.returncode == 0, done.stderr
     assert "of the 56 that were kept aside are among them" in done.stdout
     assert "takoyaki" in done.stdout

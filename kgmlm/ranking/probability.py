@@ -306,7 +306,7 @@ class Calibration(StrictModel):
     intercepts: _Table
     weights: _Table
     of_relation: _Table
-    scale: tuple[_Finite, _Finite, _Finite]
+    scale: tuple[_Finite, _Finite, _Finite] = UNSCALED
     balance: tuple[_Finite, ...]
     chosen_for: dict[str, str]
     chosen_by: dict[str, Any]
