@@ -479,20 +479,32 @@ def list_chart(report: Mapping[str, Any]) -> Chart:
 
 
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
-    """The weights of signals: one for all relations, and those by relation and side where they differ."""
+    """The weights of signals: one for all relations, and those by relation and side where they differ; those
+    of queries about unseen entities, where these have their own, behind them.
+    """
+    tables = _weight_tables(mixture, graph, "")
+    if mixture.of_unseen is None:
+        return tables
+    return tables + _weight_tables(mixture.of_unseen, graph, ", of queries about unseen entities")
+
+
+def _weight_tables(mixture: Mixture, graph: KnowledgeGraph, of: str) -> list[Table]:
     names = list(mixture.tables)
     rows = [(Cell(name), weight(mixture.averages[name]), Cell(about(name))) for name in names]
-    found = [Table.of("Weights of all relations", ("signal", "weight", "what it says"), rows)]
-    tables = {name: mixture.tables[name].tolist() for name in names}
-    differing = [n for n in names if any(row != tables[n][0] or row[0] != row[1] for row in tables[n])]
+    tables = [Table.of(f"Weights of all relations{of}", ("signal", "weight", "what it says"), rows)]
+    by_relation = {name: mixture.tables[name].tolist() for name in names}
+    differing = [
+        name for name, rows in by_relation.items() if any(row != rows[0] or row[0] != row[1] for row in rows)
+    ]
     if differing:
         columns = [f"{name}, {side}" for name in differing for side in ("tails", "heads")]
         per = [
-            (Cell(clipped(r.name)), *(weight(w) for name in differing for w in tables[name][i]))
+            (Cell(clipped(r.name)), *(weight(w) for name in differing for w in by_relation[name][i]))
             for i, r in enumerate(graph.relations)
         ]
-        found.append(Table.of("Weights by relation and side", ("relation", *columns), per, sortable=True))
-    return found
+        caption = f"Weights by relation and side{of}"
+        tables.append(Table.of(caption, ("relation", *columns), per, sortable=True))
+    return tables
 
 
 def difference_chart(differences: Sequence[Difference]) -> Chart:

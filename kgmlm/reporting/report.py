@@ -484,6 +484,11 @@ def _reranked(ranker: Ranker) -> str:
             f"Last, decision trees rank the {use.k:,} best answers again, by the scores of all signals and "
             f"by how each answer is linked to the rest of the graph, with a weight of {use.weight:.3g}."
         )
+    limited = [use for use in ranker.uses.values() if use.k and not all(use.states)]
+    if limited:
+        told.append(
+            "Answers of a kind that validation does not ask about, or loses by that, keep their places."
+        )
     return " ".join(told)
 
 
