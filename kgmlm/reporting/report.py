@@ -487,7 +487,7 @@ def _reranked(ranker: Ranker) -> str:
     limited = [use for use in ranker.uses.values() if use.k and not all(use.states)]
     if limited:
         told.append(
-            "Answers of a kind that validation does not ask about, or loses by that, keep their places."
+            "Answers of a kind that validation does not ask about, or that lose by them, keep their places."
         )
     return " ".join(told)
 
