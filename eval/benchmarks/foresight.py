@@ -10,8 +10,9 @@ GRAPH is one of
 - wn18rr-v1, fb237-v1: GraIL's small graphs, asked about entities that training lacks (`--entities 0.1`).
 
 The first two are read from the folder `foresight` beside KGMLM_MIRROR, or from `--sources`: a folder with
-`attack/` (a dataset folder with dates: `kgmlm data import --format stix` makes one of MITRE's bundle) and
-`uat/` (two RDF files). `kgmlm data card` of the folder that is made says whose they are.
+`attack/` (a dataset folder with dates: `kgmlm data import --format stix` makes one of MITRE's bundle,
+github.com/mitre-attack/attack-stix-data; (c) The MITRE Corporation, reproduced and distributed with its
+permission) and `uat/` (uat-4.2.0.rdf.gz and uat-2025-06.rdf.gz, github.com/astrothesaurus/UAT, CC BY-SA 3.0).
 
 kgmlm is `kgmlm train --preset quick` with MiniLM in one thread. Beside it:
 

@@ -78,14 +78,14 @@ class Info:
             ("trees", self.trees),
         ):
             if use is not None:
-                used = f"the {use['k']} best, weight {use['weight']:g}"
+                used = f"the {use['k']} best, weight {use['weight']:g}{_asked_about(use.get('states'))}"
                 lines[what] = [used if use["k"] else "not used: no weight improved validation"]
         best = self.validation["best_mrr"]
         lines["validation"] = [] if best is None else [f"best MRR in training {best:.4f}"]
         lines["validation"] += [
             f"with {stage}: MRR {figures['mrr']:.4f}"
             for stage, figures in self.validation["chosen"].items()
-            if figures
+            if figures and figures.get("k") != 0
         ]
         lines["validation"] = lines["validation"] or ["none"]
         lines["probabilities"] = [self._said_of_probabilities()]
@@ -246,3 +246,10 @@ def _ranks(path: Path) -> dict[str, dict[str, float]]:
             "hits_at_10": float((realistic <= 10).mean()),
         }
     return found
+
+
+def _asked_about(states: Sequence[bool] | None) -> str:
+    """Which queries a second stage is used for, where not for all."""
+    if states is None or (any(states[:2]) and any(states[2:])):
+        return ""
+    return ", of queries about " + ("known" if any(states[:2]) else "new") + " entities"
