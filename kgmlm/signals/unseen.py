@@ -1,9 +1,9 @@
 """Unseen entities: candidates that no training triple has, for a query whose entity has some.
 
-What training knows of an entity already is no new answer, so of what people ask later most answers are
-entities that came later. Rules, types and embeddings say nothing of those, and rank them behind all others.
-How far ahead they belong is a weight by relation and side, fitted where validation asks about such entities,
-and 0 where it does not.
+Most answers that are asked for later are entities that came later, as older facts are in training already.
+Rules, types and embeddings say nothing of them, and rank them behind all others. How much this signal counts
+is a weight by relation and side: fitted where validation asks about such answers, and else neutral
+(:mod:`kgmlm.training.states`).
 
 Of a query about an unseen entity it says nothing: most of its answers are entities that training has.
 

@@ -1,8 +1,8 @@
 """States: what training knows of a query's entity and of its answer, and choices that harm none of them.
 
-Validation rarely asks about known and unseen entities as often as people do. So a choice on it is taken only
-where it harms no state beyond chance; and where it asks about no unseen answer, unseen candidates get a
-neutral weight instead of a fitted one.
+Validation asks about known and new entities as it was drawn, and people may ask otherwise. So a choice is
+used for the states in which validation says that it helps, and for none if it harms one beyond chance. Where
+validation asks about no unseen answer, unseen candidates get a neutral weight instead of a fitted one.
 
 Shapes: B queries with an answer each; N candidates, K of them; S states; R relations.
 """
