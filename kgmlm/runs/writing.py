@@ -209,6 +209,7 @@ def create_run(
     overwrite: bool = False,
     recipe: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    marks: Mapping[str, Any] | None = None,
 ) -> RunFolder:
     """Create a run folder with graph, settings and record, but no model yet; whole or not at all.
 
@@ -216,6 +217,7 @@ def create_run(
         names: the tokens of all entities, so that opening the run need not tokenize them again.
         recipe: what ``settings`` are from, for the record.
         notes: comments of ``config.toml``.
+        marks: more for the record.
     """
     check_output(path, overwrite)
     tokens = vocabulary.softmax_tokens
@@ -236,6 +238,7 @@ def create_run(
         "status": "started",
         "step": 0,
         "minutes": 0.0,
+        **(marks or {}),
     }
     with files.atomic_folder(path, follow=True) as folder:
         write_graph(graph, folder / "graph")

@@ -327,12 +327,14 @@ def start_run(
     *,
     overwrite: bool = False,
     recipe: Recipe | None = None,
+    marks: Mapping[str, Any] | None = None,
 ) -> tuple[RunFolder, Ranker]:
     """Load or create the model, fix the vocabulary on the training entities, lay the run folder.
 
     Args:
         model_name: "scratch", a Hugging Face name, or a folder.
         recipe: what ``settings`` are from, for the record.
+        marks: more for the record, so that a kill loses none of it.
 
     Of several processes (``accelerate launch``) the main one lays the folder and the others open it.
 
@@ -368,6 +370,7 @@ def start_run(
             overwrite=overwrite,
             recipe=recipe.as_record() if recipe else None,
             notes=recipe.notes() if recipe else (),
+            marks=marks,
         )
     processes.wait_for_everyone()
     # Trained is on the files that were just written: the graph as it was read need not stay in memory.

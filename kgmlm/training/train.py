@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,11 +123,8 @@ def train(
                 given_back = small and graph.has("valid")
                 del whole
             recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrated)
-            run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch)
-            if not ready and main_process():
-                run = write_record(run, onnx=False)
-            if given_back and main_process():
-                run = write_record(run, given_back=True)
+            marks = {**({} if ready else {"onnx": False}), **({"given_back": True} if given_back else {})}
+            run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch, marks)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None and not run.settings.trains_text:
@@ -278,12 +275,17 @@ def _start(
     settings: Settings,
     overwrite: bool,
     watch: Watcher,
+    marks: Mapping[str, Any],
 ) -> tuple[RunFolder, Ranker]:
-    """Create a new run, with the settings of its recipe if it has one; tell which names are unreadable."""
+    """Create a new run, with the settings of its recipe if it has one; tell which names are unreadable.
+
+    Args:
+        marks: more for its record.
+    """
     from kgmlm.training.start import start_run
 
     settings = settings if recipe is None else recipe.settings
-    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, recipe=recipe)
+    run, ranker = start_run(output, graph, model, settings, overwrite=overwrite, recipe=recipe, marks=marks)
     _tell_unknown(run, ranker, watch)
     return run, ranker
 

@@ -22,7 +22,7 @@ from kgmlm.core.errors import ConfigError, KgmlmError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.metrics import scores_digest
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.runs.opened import tuned_ranker
+from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.runs.run import Run
 from kgmlm.runs.writing import drop_signal, save_tuned, write_record
 from kgmlm.serving.serve import service
@@ -258,6 +258,18 @@ def test_a_kge_model_that_was_interrupted_is_trained_further(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "whole"]
     files = [(path / "signals" / "kge.safetensors").read_bytes() for path in runs]
     assert files[0] == files[1]
+
+
+def test_a_kill_right_after_the_run_was_laid_loses_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kgmlm.training.train._tell_unknown", killed)
+    with pytest.raises(KeyboardInterrupt):
+        kgmlm.train("toy", "scratch", tmp_path / "run", onnx=False, progress=False, **TINY)
+    assert open_folder(tmp_path / "run").record["onnx"] is False
 
 
 @pytest.mark.slow
