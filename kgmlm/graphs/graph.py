@@ -374,7 +374,7 @@ class ContextGraph:
 
     @property
     def unseen_N(self) -> BoolArray:
-        """Return which entities have no training triple."""
+        """The mask ``(N,)`` of entities without a training triple."""
         unseen_N: BoolArray = self.degree_N == 0
         return unseen_N
 

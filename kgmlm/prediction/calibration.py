@@ -237,8 +237,7 @@ def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArra
         return -float(likelihood.sum()), -(parts.T @ slope)
 
     bounds = [(None, None), (LEAST_SLOPE, None), (LEAST_SLOPE, None)]  # the order of triples stays
-    found = minimize(loss, np.array(UNSCALED), jac=True, method="L-BFGS-B", bounds=bounds)
-    scale: FloatArray = found.x
+    scale: FloatArray = minimize(loss, np.array(UNSCALED), jac=True, method="L-BFGS-B", bounds=bounds).x
     return scale
 
 

@@ -56,7 +56,7 @@ class Use:
     states: tuple[bool, ...] = (True,) * STATES
 
     def stays(self, queries: Queries, ids_BK: IntArray, unseen_N: BoolArray) -> BoolArray:
-        """Return which candidates keep their places ``(B, K)``.
+        """The mask ``(B, K)`` of candidates that keep their places.
 
         Args:
             ids_BK: -1 where there is no candidate.
@@ -116,7 +116,7 @@ class Mixture:
         return replace(self, tables=tables, averages=averages)
 
     def damped(self, damping: Mapping[str, float]) -> Mixture:
-        """A copy of fitted weights, those of some signals multiplied by a factor each."""
+        """Multiply the weights of some signals by a factor each."""
         factors = {name: damping.get(name, 1.0) for name in self.tables}
         tables = {name: np.float32(factors[name]) * table_R2 for name, table_R2 in self.tables.items()}
         averages = {name: factors[name] * average for name, average in self.averages.items()}
@@ -156,7 +156,7 @@ class Mixture:
         return replace(self, tables=tables, of_unseen=further, unseen_N=None)
 
     def for_entities(self, context: ContextGraph) -> Mixture:
-        """A copy that knows of which entities a graph has no training triple."""
+        """Tell the weights which entities of a graph are unseen."""
         return replace(self, unseen_N=context.unseen_N) if self.of_unseen else self
 
     def of(self, name: str, queries: Queries) -> Floats:

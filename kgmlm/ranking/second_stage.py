@@ -67,7 +67,7 @@ class Best:
         return np.where(self.chosen_BK, ids_BK, -1)
 
     def with_places(self, read_BK: Floats, weight: float, stays_BK: BoolArray) -> Floats:
-        """What was read, as it has to be so that some candidates keep their places among the others."""
+        """Change scores that a stage has read so that some candidates keep their places among the others."""
         there_BK = self.chosen_BK
         if not (stays_BK & there_BK).any() or not weight > 0:
             return read_BK
@@ -96,7 +96,7 @@ class Best:
 
 
 def in_place(before_BK: Floats, after_BK: Floats, stays_BK: BoolArray) -> Floats:
-    """Scores by which candidates are in the order of ``after``, but some keep their places among the others.
+    """Sort candidates by ``after``, while some keep their places among the others; returns scores.
 
     Args:
         before_BK: minus infinity where there is no candidate.
@@ -105,19 +105,19 @@ def in_place(before_BK: Floats, after_BK: Floats, stays_BK: BoolArray) -> Floats
     >>> in_place(before, after, np.array([[True, False, False]])).argsort(1).tolist()
     [[2, 1, 0]]
     """
-    # 1) In the order of before: how many that move stand ahead of each
+    # 1) Sort by the scores before, and count the moving candidates ahead of each
     order_BK = np.argsort(-before_BK, 1, kind="stable")
     stays_BK = np.take_along_axis(stays_BK, order_BK, 1)
     after_BK = np.take_along_axis(after_BK, order_BK, 1)
     moves_BK = ~stays_BK & np.isfinite(after_BK)
     ahead_BK = np.cumsum(moves_BK, 1)
-    # 2) The scores of those two that move between which it is to stand
+    # 2) The scores of the moving candidates just above and just below
     moved_BK = -np.sort(-np.where(moves_BK, after_BK, -np.inf), 1)
     wide_BK = np.pad(moved_BK, ((0, 0), (1, 1)), constant_values=-np.inf)
     above_BK, below_BK = (np.take_along_axis(wide_BK, ahead_BK + at, 1) for at in (0, 1))
     above_BK = np.where(np.isfinite(above_BK), above_BK, np.where(np.isfinite(below_BK), below_BK + 1, 1.0))
     below_BK = np.where(np.isfinite(below_BK), below_BK, above_BK - 1)
-    # 3) Evenly between them, in their own order
+    # 3) Spread the staying candidates evenly between these two, in their own order
     place_BK = np.cumsum(stays_BK, 1)
     same_BK = (ahead_BK[:, :, None] == ahead_BK[:, None, :]) & stays_BK[:, None, :]
     earlier_BK = (same_BK & (place_BK[:, None, :] <= place_BK[:, :, None])).sum(2)
@@ -189,7 +189,7 @@ class _OfTheBest(Used, ABC):
         best, ids_BK = best_of(ranker.context, first, self.use.k)
         ids_BK = best.to_read(ids_BK)
         stays_BK = self.use.stays(first.queries, ids_BK, ranker.context.unseen_N)
-        # What moves nobody is not read
+        # A query without a moving candidate is not read
         moves_B1 = ((ids_BK >= 0) & ~stays_BK).any(1, keepdims=True)
         ids_BK = np.where(moves_B1, ids_BK, -1)
         scores_BK = np.where(moves_B1, self.score(ranker, first.queries, ids_BK, batch_size, advance), 0)

@@ -243,3 +243,30 @@ class TrainableSignal(Signal):
             kept: a file for the state of unfinished training, from which the next call continues; what takes
                 seconds needs none.
         """
+
+
+class CountedSignal(TrainableSignal):
+    """A signal that follows from the training triples of a graph: nothing is trained.
+
+    Attributes:
+        context: the graph's texts and training triples.
+    """
+
+    def __init__(self, context: ContextGraph) -> None:
+        self.context = context
+
+    @classmethod
+    def fit(
+        cls,
+        graph: KnowledgeGraph,
+        settings: Any = None,
+        advance: Callable[[int, int], None] = lambda n, total: None,
+        device: str | None = None,
+        kept: Path | None = None,
+    ) -> Self:
+        """Take a graph's training triples."""
+        return cls(graph.context)
+
+    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Self:
+        """A copy for the training triples of another graph."""
+        return type(self)(reader.context)

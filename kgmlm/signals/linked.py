@@ -11,9 +11,8 @@ Shapes: B queries, N candidates that they share, K candidates of each query's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,13 +22,13 @@ import scipy.sparse as sp
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query, distinct_triples
-from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal, spoken
+from kgmlm.signals.base import CountedSignal, OtherGraphError, Pool, spoken
 from kgmlm.text.reader import Reader, Reading
 
 SHOWN = 3  # triples that link a candidate, at most, in a sentence
 
 
-class Linked(TrainableSignal):
+class Linked(CountedSignal):
     """Pairs of entities that the training triples of a graph link, by any relation in either direction."""
 
     name: ClassVar[str] = "linked"
@@ -38,9 +37,6 @@ class Linked(TrainableSignal):
     file: ClassVar[str] = "signals/linked.safetensors"
     signed: ClassVar[bool] = True
     transductive: ClassVar[bool] = True
-
-    def __init__(self, context: ContextGraph) -> None:
-        self.context = context
 
     @cached_property
     def _links(self) -> sp.csr_array:
@@ -58,22 +54,6 @@ class Linked(TrainableSignal):
     def pairs(self) -> int:
         """The number of pairs that are linked."""
         return int(self._links.nnz) // 2
-
-    @classmethod
-    def fit(
-        cls,
-        graph: KnowledgeGraph,
-        settings: Any = None,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-        device: str | None = None,
-        kept: Path | None = None,
-    ) -> Linked:
-        """Count a graph's training triples."""
-        return cls(graph.context)
-
-    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Linked:
-        """A copy for the training triples of another graph."""
-        return Linked(reader.context)
 
     def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
         """The number of linked pairs; the graph says which these are."""

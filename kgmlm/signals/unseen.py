@@ -12,20 +12,19 @@ Shapes: B queries, N candidates that they share, K candidates of each query's ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kgmlm.core.arrays import Floats, IntArray
-from kgmlm.graphs.graph import ContextGraph, KnowledgeGraph
-from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
+from kgmlm.core.arrays import Floats
+from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.signals.base import CountedSignal, OtherGraphError, Pool
 from kgmlm.text.reader import Reader, Reading
 
 
-class Unseen(TrainableSignal):
+class Unseen(CountedSignal):
     """Which candidates have no training triple, for queries whose entity has one."""
 
     name: ClassVar[str] = "unseen"
@@ -33,25 +32,6 @@ class Unseen(TrainableSignal):
     about: ClassVar[str] = "whether training has no triple of the candidate; weights may be negative"
     file: ClassVar[str] = "signals/unseen.safetensors"
     signed: ClassVar[bool] = True
-
-    def __init__(self, context: ContextGraph) -> None:
-        self.context = context
-
-    @classmethod
-    def fit(
-        cls,
-        graph: KnowledgeGraph,
-        settings: Any = None,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-        device: str | None = None,
-        kept: Path | None = None,
-    ) -> Unseen:
-        """See which entities of a graph have training triples."""
-        return cls(graph.context)
-
-    def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Unseen:
-        """A copy for the training triples of another graph."""
-        return Unseen(reader.context)
 
     def tensors(self) -> Mapping[str, npt.NDArray[Any]]:
         """The number of entities with a training triple; the graph says which these are."""

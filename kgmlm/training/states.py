@@ -40,8 +40,8 @@ def states_of(queries: Queries, answers: IntArray, unseen_N: BoolArray) -> IntAr
 
 
 def measured_states(states_B: IntArray) -> BoolArray:
-    """Return of which states there are enough answers to say whether a choice helps them ``(S,)``; the one
-    with most answers always counts.
+    """The mask ``(S,)`` of states with enough answers to say whether a choice helps them; the state with most
+    answers always has enough.
     """
     counts_S = np.bincount(states_B, minlength=STATES)
     measured_S: BoolArray = counts_S >= max(1, min(MEASURED, int(counts_S.max(initial=0))))

@@ -325,7 +325,7 @@ class Folds(NamedTuple):
         return Folds(*(m.weighed(name, other.tables[name], other.averages[name]) for m in self))
 
     def damped(self, damping: Mapping[str, float]) -> Folds:
-        """A copy, the weights of some signals multiplied by a factor each."""
+        """Multiply the weights of some signals by a factor each."""
         return Folds(*(mixture.damped(damping) for mixture in self))
 
     @classmethod
