@@ -105,9 +105,10 @@ TUNE: Options = {
     "add": option(
         list[str] | None,
         None,
-        "First train a signal (kge, rules, types, biencoder, linked, mentions, unseen); reverse asks the "
-        "best candidates back, which needs no training, conditional reads their names token by token, and "
-        "trees ranks them by trees that LightGBM fits to validation. May be given several times.",
+        "First train a signal (kge, rules, types, biencoder, linked, mentions, similar_entities, "
+        "similar_answers, unseen); reverse asks the best candidates back, which needs no training, "
+        "conditional reads their names token by token, and trees ranks them by trees that LightGBM fits to "
+        "validation. May be given several times.",
     ),
     "drop": option(
         list[str] | None,

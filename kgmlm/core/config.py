@@ -442,8 +442,8 @@ _T = TypeVar("_T", bound=BaseModel)
 CandidateSet = Literal["all", "graph", "split", "train"]
 # The stages of a training by a preset.
 Stage = Literal[
-    "text", "kge", "rules", "types", "biencoder", "linked", "mentions", "unseen", "reverse", "trees",
-    "index", "calibration",
+    "text", "kge", "rules", "types", "biencoder", "linked", "mentions",
+    "similar_entities", "similar_answers", "unseen", "reverse", "trees", "index", "calibration",
 ]  # fmt: skip
 
 

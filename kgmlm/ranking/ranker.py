@@ -346,12 +346,14 @@ class Ranker:
         return self.replace(signals={**self.signals, signal.name: signal})._with_vectors()
 
     def _with_vectors(self) -> Self:
-        """A copy whose signals and constraints know the entity vectors, where they can use them."""
-        vectors = self.vectors
-        if vectors is None:
-            return self
-        signals = {name: signal.with_vectors(lambda: vectors.all) for name, signal in self.signals.items()}
-        return self.replace(signals=signals, possible=self.possible.with_vectors(lambda: vectors.all))
+        """A copy whose signals and constraints know the vectors of entities, where they can use them."""
+        signals, vectors = self.signals, self.vectors
+        if vectors is not None:
+            signals = {name: signal.with_vectors(lambda: vectors.all) for name, signal in signals.items()}
+        biencoder = signals.get(Biencoder.name)
+        if isinstance(biencoder, Biencoder):
+            signals = {name: s.with_texts(lambda: biencoder.texts_ND) for name, s in signals.items()}
+        return self.replace(signals=signals).constrained()
 
     def for_graph(self, context: ContextGraph) -> Self:
         """A copy for another graph."""
@@ -377,7 +379,10 @@ class Ranker:
 
     def constrained(self, *further: Constraint) -> Self:
         """A copy with further constraints on what can answer, of the ranker's graph."""
-        return self.replace(possible=self.possible.met(*further))._with_vectors()
+        possible, vectors = self.possible.met(*further), self.vectors
+        if vectors is not None:
+            possible = possible.with_vectors(lambda: vectors.all)
+        return self.replace(possible=possible)
 
     @property
     def counted_vectors(self) -> list[EntityVectors]:

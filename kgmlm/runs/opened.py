@@ -260,7 +260,8 @@ def tuned_ranker(
             chosen for.
         ConfigError: when the run has no such scores.
     """
-    others = tuple(name for name in beside() if scores not in ("all", name))
+    needed = SIGNALS[scores].needs if scores in SIGNALS else ""
+    others = tuple(name for name in beside() if scores not in ("all", name) and name != needed)
     ranker = untuned_ranker(run, device, others).weighed_by(run.tuned.mixture).by(scores)
     if scores not in ("all", "text"):
         return ranker

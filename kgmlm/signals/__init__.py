@@ -1,4 +1,4 @@
-"""Signals: each scores candidates on a scale of its own, is one file here and a line in :data:`SIGNALS`.
+"""Signals: each scores candidates on a scale of its own, and is a line in :data:`SIGNALS`.
 
 A :class:`~kgmlm.ranking.ranker.Mixture` weighs them by relation and side; the weighted sum ranks.
 """
@@ -19,12 +19,26 @@ from kgmlm.signals.likelihood import Likelihood
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.mentions import Mentions
 from kgmlm.signals.rules import Rules
+from kgmlm.signals.similar import SimilarAnswers, SimilarEntities
 from kgmlm.signals.types import Types
 from kgmlm.signals.unseen import Unseen
 from kgmlm.signals.vector import Vector
 
 SIGNALS: dict[str, type[Signal]] = {
-    s.name: s for s in (Likelihood, Vector, KGE, Rules, Types, Biencoder, Linked, Mentions, Unseen)
+    s.name: s
+    for s in (
+        Likelihood,
+        Vector,
+        KGE,
+        Rules,
+        Types,
+        Biencoder,
+        Linked,
+        Mentions,
+        SimilarEntities,
+        SimilarAnswers,
+        Unseen,
+    )
 }
 
 

@@ -99,7 +99,7 @@ class OtherGraphError(ValueError):
 
 
 class Signal(ABC):
-    """What scores candidates, on a scale of its own; a subclass is one file of this package.
+    """What scores candidates, on a scale of its own.
 
     What a signal keeps is a file of tensors: :meth:`tensors` and :meth:`from_tensors` are all that most need.
 
@@ -114,6 +114,7 @@ class Signal(ABC):
         signed: whether its weights may be negative.
         transductive: whether it tells entities apart by training triples alone, and so says nothing of one
             that has none.
+        needs: the signal that a run must have beside it; empty for none.
     """
 
     name: ClassVar[str]
@@ -123,6 +124,7 @@ class Signal(ABC):
     reads: ClassVar[bool] = False
     signed: ClassVar[bool] = False
     transductive: ClassVar[bool] = False
+    needs: ClassVar[str] = ""
 
     @abstractmethod
     def score(self, reading: Reading, pool: Pool) -> Floats:
@@ -144,6 +146,12 @@ class Signal(ABC):
 
     def with_vectors(self, vectors_ND: Callable[[], Floats]) -> Self:
         """A copy for a run that has vectors of all entities, which are read when they are asked for."""
+        return self
+
+    def with_texts(self, texts_ND: Callable[[], Floats]) -> Self:
+        """A copy for a run whose bi-encoder has text vectors of all entities, which are read when they are
+        asked for.
+        """
         return self
 
     def updated(self, graph: KnowledgeGraph, settings: Settings) -> Self:

@@ -235,6 +235,11 @@ class Biencoder(TrainableSignal):
             found += self.head[f"{name}.bias"]
         return found
 
+    @cached_property
+    def texts_ND(self) -> Floats:
+        """Unit vectors of the texts of all entities; those not read yet are read now."""
+        return np.asarray(self.vectors.all, np.float32)
+
     def _vectors(self, ids: IntArray) -> Floats:
         return np.asarray(self.vectors.of(ids), np.float32)
 

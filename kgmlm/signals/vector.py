@@ -219,7 +219,9 @@ class EntityVectors:
             ids: which entities, all different; None is all.
         """
         missing = self.missing(ids)
-        if self._own_KD is None and len(missing):
+        if not len(missing):
+            return
+        if self._own_KD is None:
             self._own_KD = self._none()
         for some, vectors_BD in self.source.read(missing, batch_size):
             self._write(some, vectors_BD)

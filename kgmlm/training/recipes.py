@@ -39,7 +39,14 @@ OPTIONS = (
     "dataset", "model", "output", "preset", "minutes", "config", "max_steps", "resume", "overwrite",
     "progress", "tracker", "holdout", "calibrate", "onnx", "skip_header",
 )  # of `kgmlm.train`, beside settings  # fmt: skip
-SPOKEN = {"text": "masked LM", "kge": "KGE", "reverse": "reverse scoring", "calibration": "probabilities"}
+SPOKEN = {
+    "text": "masked LM",
+    "kge": "KGE",
+    "similar_entities": "similar entities",
+    "similar_answers": "similar answers",
+    "reverse": "reverse scoring",
+    "calibration": "probabilities",
+}
 COVERED = 0.01  # of the training triples, of which a description names the other entity, for mentions
 LARGE = 200_000  # entities with vectors: above, an index finds those to score
 SMALL = 50_000  # training triples: below, a few epochs take minutes
@@ -191,6 +198,8 @@ def recipe_of(
         reasons["biencoder"] = f"none: {shape.entities:,} texts to read; `kgmlm tune --add biencoder` does"
     elif preset != PLAIN and (not scratch or settings.biencoder.encoder):
         stages.append("biencoder")
+        if few and graph.has("valid"):
+            stages += ["similar_entities", "similar_answers"]
     elif preset != PLAIN:
         reasons["biencoder"] = "none: a model from scratch is no text encoder; biencoder.encoder names one"
     if preset in ("balanced", "best"):

@@ -21,6 +21,7 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import MAX_SCORES, STATES, Mixture, Ranker, Use
 from kgmlm.signals import SIGNALS
+from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.unseen import Unseen
 
 MEASURED = 20  # answers of a state by which validation says whether a choice helps it
@@ -105,8 +106,9 @@ def neutral_weights(
 ) -> Mixture:
     """Weights by which an unseen candidate stands where its text says.
 
-    Signals that know only training (rules, types, KGE, linked pairs) raise the candidates that they know. An
-    unseen one gets as much instead as they give, on average, to the best of the others by text.
+    Signals that know only training (rules, types, KGE, linked pairs, similar entities) raise the candidates
+    that they know. An unseen one gets as much instead as they give, on average, to the best of the others by
+    text.
 
     Args:
         queries: distinct ones of validation; a seeded sample is asked.
@@ -127,6 +129,10 @@ def neutral_weights(
     label = next(f"unseen {n}" for n in range(len(known) + 1) if f"unseen {n}" not in known)
     bare = ranker.replace(signals={name: ranker.signals[name] for name in structural}, stages={})
     probed = bare.for_graph(graph.extended(EntityTable([label], [label])).context)
+    if isinstance(biencoder := ranker.signals.get(Biencoder.name), Biencoder):  # it has no text to be read
+        texts_ND = np.pad(biencoder.texts_ND, ((0, 1), (0, 0)))
+        signals = {name: signal.with_texts(lambda: texts_ND) for name, signal in probed.signals.items()}
+        probed = probed.replace(signals=signals)
     by_structure_BN = np.zeros((len(queries), len(known) + 1), np.float32)
     for rows, _, scores in probed.signal_scores(queries, batch_size=batch_size, by=tuple(structural)):
         by_structure_BN[rows] = mixture.combine(scores, queries[rows])

@@ -143,6 +143,19 @@ def check_parts(run: RunFolder, names: Sequence[str]) -> None:
             raise RunError(f"{run.path} has no signal '{name}'")
 
 
+def check_needs(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> None:
+    """Refuse a change after which a run has a signal without another that it needs."""
+    from kgmlm.signals import SIGNALS
+
+    left = {name for name in SIGNALS if run.has_signal(name) and name not in dropping} | {*adding}
+    for needed in {kind.needs for kind in SIGNALS.values()} - {"", *left}:
+        lacking = [name for name in SIGNALS if name in left and SIGNALS[name].needs == needed]
+        if lacking:
+            titles = " and ".join(SIGNALS[name].title for name in lacking)
+            way = [f"--drop {name}" for name in lacking] if needed in dropping else [f"--add {needed}"]
+            raise RunError(f"{titles} need the {SIGNALS[needed].title}; {' '.join(way)}, too")
+
+
 def drop_part(run: RunFolder, name: str) -> None:
     """Remove a signal that is beside the model."""
     if name not in FITTED:  # which goes with the weights
@@ -246,6 +259,7 @@ def tune(
     ]
     for added in additions:
         added.check(folder)
+    check_needs(folder, adding, dropping)
     quiet_transformers()
     watch = watcher_of(progress)
     wants[TREES] = wants[TREES] and may_fit(folder.graph, watch)

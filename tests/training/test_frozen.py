@@ -45,8 +45,13 @@ class TestQuick:
             "mentions",
             "unseen",
             "biencoder",
+            "similar_entities",
+            "similar_answers",
         }
-        assert set(run.record["signals"]) == {"rules", "types", "linked", "mentions", "unseen", "biencoder"}
+        assert set(run.record["signals"]) == {
+            *("rules", "types", "linked", "mentions", "unseen", "biencoder"),
+            *("similar_entities", "similar_answers"),
+        }
         assert not (run.path / "checkpoints").exists()
         ours, theirs = (TextEncoder.load(str(path), 32) for path in (run.model_folder, tiny_encoder))
         for name, tensor in theirs.weights().items():
@@ -77,7 +82,11 @@ class TestQuick:
             found = run.with_entities(new).rank(head="Atlantis", relation="located_in", k=3)
             assert len(found) == 3
         other = shutil.copytree(quick.path, tmp_path / "other")
-        kgmlm.tune(other, drop="biencoder", progress=False)
+        with pytest.raises(
+            RunError, match="similar entities and similar answers need the bi-encoder; --drop"
+        ):
+            kgmlm.tune(other, drop="biencoder", progress=False)
+        kgmlm.tune(other, drop=["biencoder", "similar_entities", "similar_answers"], progress=False)
         kgmlm.tune(other, add="biencoder", source=quick.path, progress=False)
         with safe_open(other / Biencoder.file, "numpy") as file:
             assert any(name.startswith("encoder.") for name in file.keys()), "a lent one is whole"  # noqa: SIM118

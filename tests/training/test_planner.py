@@ -27,6 +27,7 @@ from kgmlm.training.planner import Clock, time_report
 from kgmlm.training.recipes import GivenSettings, as_assignments, recipe_of
 from kgmlm.training.start import start_run
 
+SIMILAR = ("similar_entities", "similar_answers")
 SMALL = {key: value for key, value in TINY.items() if key != "preset"}
 
 
@@ -45,26 +46,31 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             "quick",
             1,
             (1e-4, 1e-5),
-            {"rules", "types", "linked", "mentions", "unseen", "biencoder", "reverse"},
+            {"rules", "types", "linked", "mentions", "unseen", "biencoder", *SIMILAR, "reverse"},
         ),
         (
             "quick",
             0.01,
             (1.0, 0.1),
-            {"rules", "types", "linked", "mentions", "unseen", "biencoder", "reverse"},
+            {"rules", "types", "linked", "mentions", "unseen", "biencoder", *SIMILAR, "reverse"},
         ),
         (
             "balanced",
             1,
             (1e-4, 1e-9),
-            {"text", "kge", "rules", "types", "linked", "mentions", "unseen", "biencoder"},
+            {"text", "kge", "rules", "types", "linked", "mentions", "unseen", "biencoder", *SIMILAR},
         ),
-        ("balanced", 1, (1e-4, 1e-1), {"kge", "rules", "types", "linked", "mentions", "unseen", "biencoder"}),
+        (
+            "balanced",
+            1,
+            (1e-4, 1e-1),
+            {"kge", "rules", "types", "linked", "mentions", "unseen", "biencoder", *SIMILAR},
+        ),
         (
             "best",
             1,
             (1e-4, 1e-1),
-            {"kge", "rules", "types", "linked", "mentions", "unseen", "biencoder", "reverse"},
+            {"kge", "rules", "types", "linked", "mentions", "unseen", "biencoder", *SIMILAR, "reverse"},
         ),
     ],
 )
@@ -87,7 +93,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in expected)
     assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
     assert recipe.seconds == 60 * minutes
-    assert set(recipe.timed) == expected - {"types", "linked", "mentions", "unseen", "reverse"}
+    assert set(recipe.timed) == expected - {"types", "linked", "mentions", "unseen", *SIMILAR, "reverse"}
 
 
 def test_the_masked_lm_has_what_other_stages_do_not_need() -> None:
@@ -312,8 +318,8 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
     ).folder
     record = run.record
     assert record["status"] == "finished"
-    first = ["planning", "types", "rules", "linked", "mentions", "unseen", "texts", "biencoder", "kge"]
-    assert list(record["spent"])[: len(first)] == first
+    first = ["planning", "types", "rules", "linked", "mentions", "unseen", "texts", "biencoder", *SIMILAR]
+    assert list(record["spent"])[: len(first) + 1] == [*first, "kge"]
     assert sum(record["spent"].values()) >= 1
     assert set(run.tuned.mixture.tables) >= {
         "types",
@@ -322,6 +328,7 @@ def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str
         "mentions",
         "unseen",
         "biencoder",
+        *SIMILAR,
         "kge",
     }
     assert watch.told[-5].endswith(f"of 0.3 minutes: {time_report(run)[0].partition(': ')[2]}")

@@ -62,13 +62,16 @@ def test_every_preset_has_stages_steps_and_reasons(toy: KnowledgeGraph, preset: 
         assert (
             recipe.notes()[0]
             == "preset quick: types, then rules, then linked, then mentions, then unseen, then biencoder, "
-            "then reverse"
+            "then similar_entities, then similar_answers, then reverse"
         )
         return
     per_epoch = math.ceil(Shape.of(toy).queries / recipe.settings.training.batch_size)
     steps = recipe.settings.training.epochs * per_epoch
     assert steps >= 149, "never fewer steps than it takes"
-    more = [*(["biencoder"] * (not scratch)), *(["kge"] * ("kge" in recipe.stages))]
+    more = [
+        *(["biencoder", "similar_entities", "similar_answers"] * (not scratch)),
+        *(["kge"] * ("kge" in recipe.stages)),
+    ]
     signals = ["types", "rules", "linked", "mentions", "unseen", *more]
     assert list(recipe.stages[: len(signals) + 1]) == [*signals, "text"], "the longest comes last"
 

@@ -9,6 +9,8 @@ export const SIGNALS = {
   biencoder: "text encoder",
   linked: "already linked",
   mentions: "named in a description",
+  similar_entities: "similar entities have it",
+  similar_answers: "like known answers",
   unseen: "not seen in training",
   reverse: "scored in reverse",
   conditional: "name token by token",
