@@ -156,10 +156,14 @@ class SimilarAnswers(Similar):
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Mean cosines ``(B, N)`` or ``(B, K)``."""
         scores = np.zeros((len(reading.queries), pool.width), np.float32)
+        ids, texts_ND = pool.filled, self.texts_ND
+        if pool.ids is not None and not pool.own:
+            texts_ND = texts_ND[ids]
         for row, answers in self._known(reading.queries):
-            ids = pool.filled[row] if pool.own else pool.filled
-            texts_ND = self.texts_ND if pool.ids is None else self.texts_ND[ids]
-            scores[row] = self._likeness(texts_ND, ids, answers)
+            if pool.own:
+                scores[row] = self._likeness(self.texts_ND[ids[row]], ids[row], answers)
+            else:
+                scores[row] = self._likeness(texts_ND, ids, answers)
         return scores
 
     def _known(self, queries: Queries) -> Iterator[tuple[int, IntArray]]:
@@ -175,7 +179,8 @@ class SimilarAnswers(Similar):
         """The mean of the highest cosines of some entities ``(N,)`` and answers."""
         cosine_NM = texts_ND @ self.texts_ND[answers].T
         cosine_NM[ids[:, None] == answers] = -np.inf
-        best_NK, _ = highest(cosine_NM, min(NEAREST, len(answers)))
+        least = max(0, len(answers) - NEAREST)
+        best_NK = np.partition(cosine_NM, least, axis=1)[:, least:]
         there_NK = np.isfinite(best_NK)
         likeness_N: Floats = np.where(there_NK, best_NK, 0).sum(1) / np.maximum(there_NK.sum(1), 1)
         return likeness_N
