@@ -181,7 +181,11 @@ def test_a_run_needs_the_bi_encoder_beside_them(
     alone = tuned_ranker(run, "cpu", "similar_entities")
     assert cli("evaluate", path, "--scores", "similar_answers", "-q").returncode == 0
     assert alone.mixture.signals == ("similar_entities",)
-    refused(cli("tune", path, "--drop", "biencoder"), "similar entities and similar answers need the bi-encoder", "--drop")
+    refused(
+        cli("tune", path, "--drop", "biencoder"),
+        "similar entities and similar answers need the bi-encoder",
+        "--drop",
+    )
     check_needs(run, [], ["biencoder", "similar_entities", "similar_answers"])
     kgmlm.tune(path, drop=["biencoder", "similar_entities", "similar_answers"], progress=False)
     assert not open_folder(path).has_signal("similar_answers")
