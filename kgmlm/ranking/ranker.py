@@ -346,7 +346,7 @@ class Ranker:
         return self.replace(signals={**self.signals, signal.name: signal})._with_vectors()
 
     def _with_vectors(self) -> Self:
-        """A copy whose signals and constraints know the vectors of entities, where they can use them."""
+        """Hand signals the entity vectors and the bi-encoder's text vectors, and constraints the former."""
         signals, vectors = self.signals, self.vectors
         if vectors is not None:
             signals = {name: signal.with_vectors(lambda: vectors.all) for name, signal in signals.items()}

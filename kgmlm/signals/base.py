@@ -149,9 +149,7 @@ class Signal(ABC):
         return self
 
     def with_texts(self, texts_ND: Callable[[], Floats]) -> Self:
-        """A copy for a run whose bi-encoder has text vectors of all entities, which are read when they are
-        asked for.
-        """
+        """Take the bi-encoder's text vectors ``(N, D)`` of all entities, computed when first called."""
         return self
 
     def updated(self, graph: KnowledgeGraph, settings: Settings) -> Self:
@@ -276,5 +274,5 @@ class CountedSignal(TrainableSignal):
         return cls(graph.context)
 
     def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Self:
-        """A copy for the training triples of another graph."""
+        """Count the training triples of another graph."""
         return type(self)(reader.context)

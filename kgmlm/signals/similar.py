@@ -29,7 +29,7 @@ SHARPNESS = 20  # a neighbor counts e times less for each twentieth that its cos
 SMALLEST = 1e-3  # share of the neighbors below which an answer counts as none
 ANSWERS = 100  # known answers of a query that candidates are compared with; of more, so many spread evenly
 NEAREST = 3  # of these, the most similar, whose cosines are averaged
-AT_ONCE = 64  # queries whose cosines with all entities are in memory
+AT_ONCE = 64  # queries that are compared with all entities in one product
 
 
 class Similar(CountedSignal):
@@ -42,7 +42,7 @@ class Similar(CountedSignal):
         self._texts_ND = texts_ND
 
     def with_texts(self, texts_ND: Callable[[], Floats]) -> Self:
-        """A copy for a run with text vectors of all entities."""
+        """Take the bi-encoder's text vectors ``(N, D)`` of all entities."""
         return type(self)(self.context, texts_ND)
 
     @cached_property
@@ -181,8 +181,8 @@ class SimilarAnswers(Similar):
         cosine_NM[ids[:, None] == answers] = -np.inf
         least = max(0, len(answers) - NEAREST)
         best_NK = np.partition(cosine_NM, least, axis=1)[:, least:]
-        there_NK = np.isfinite(best_NK)
-        likeness_N: Floats = np.where(there_NK, best_NK, 0).sum(1) / np.maximum(there_NK.sum(1), 1)
+        other_NK = np.isfinite(best_NK)  # but the candidate itself
+        likeness_N: Floats = np.where(other_NK, best_NK, 0).sum(1) / np.maximum(other_NK.sum(1), 1)
         return likeness_N
 
     def because(self, context: ContextGraph, query: Query, candidate: int, weight: float) -> tuple[str, ...]:
