@@ -320,6 +320,8 @@ def classify(
     options = opened.options.plain().given(**keywords)
     asked = asked if graph is not None else answering(folder, asked)
     classifier = classifier_for(folder, options, asked, batch_size, watch)
+    if given.true is not None:  # what is known of validation would tell its true triples from the false ones
+        classifier = classifier.without_validation()
     with watch:
         (found,) = judged(
             classifier, asked, [(ids, prior)], learned=learned, batch_size=batch_size,

@@ -496,6 +496,7 @@ def _opened(plan: Plan, watch: Watcher) -> tuple[Ranker, TripleClassifier | None
         ranker = open_ranker(plan.opened, options, graph)
         read_vectors(ranker, watch, plan.batch_size)
         return ranker, None, str(error)
+    classifier = classifier if "valid" in plan.known else classifier.without_validation()
     return classifier.ranker, classifier, ""
 
 

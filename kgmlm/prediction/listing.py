@@ -21,9 +21,9 @@ from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import DataError, first_line
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.queries import both_sides, triple_keys
+from kgmlm.graphs.queries import triple_keys
 from kgmlm.prediction.candidates import SCHEMA, Parts
-from kgmlm.ranking.probability import FEATURES, SIDES, AskedTriples, TripleClassifier, states_of
+from kgmlm.ranking.probability import FEATURES, SIDES, AskedTriples, TripleClassifier
 
 _KEY = b"kgmlm"  # of the metadata of a list
 _ROWS = 1 << 16  # rows that are strings at one time
@@ -184,10 +184,7 @@ def _hoped(triples: IntArray, features: FloatArray, classifier: TripleClassifier
     """Triples as they were if they were as good from the side that does not list them."""
     missing = np.isnan(features[:, :, 0])
     filled = np.where(missing[:, :, None], features[:, ::-1], features)
-    queries, _ = both_sides(triples)
-    states = states_of(queries, classifier.ranker.context.answers, classifier.seen_N)
-    heads, tails = np.split(states, 2)
-    return AskedTriples(filled, np.stack([tails, heads], 1), classifier.rows[triples[:, 1]])
+    return AskedTriples(filled, classifier.states(triples), classifier.rows[triples[:, 1]])
 
 
 def diverse(best: Listed) -> Listed:

@@ -29,7 +29,7 @@ from kgmlm.ranking.trees import Trees
 # far behind, which no straight line says.
 FEATURES = ("score", "log_softmax", "margin", "log_rank", "log_rank_squared", "reciprocal_rank")
 SIDES = ("tail", "head")  # the tail as an answer of (head, relation, ?), and the head
-# of a query: training answers it, or only has its entity, or not even that
+# of a query: known triples answer it, or only have its entity, or not even that
 STATES = ("answered", "unanswered", "new")
 
 
@@ -150,8 +150,8 @@ def states_of(queries: Queries, known: FilterIndex, seen_N: BoolArray) -> IntArr
     """The state of each query, ``(B,)``.
 
     Args:
-        known: what training answers.
-        seen_N: the entities that training has; further ones are new.
+        known: what known triples answer.
+        seen_N: the entities that these have; further ones are new.
     """
     answered_B = np.zeros(len(queries), np.bool_)
     answered_B[known.lookup(queries)[0]] = True
@@ -379,16 +379,23 @@ class TripleClassifier:
         calibration: what was fitted to it.
         rows: ``(R,)`` of each relation of the graph its row in the calibration's tables.
         seen_N: the entities that the run was trained on; further ones are new.
+        validation: ``(n, 3)`` what is known beside training.
     """
 
     ranker: Ranker
     calibration: Calibration
     rows: IntArray
     seen_N: BoolArray
+    validation: IntArray
 
     @classmethod
     def of(
-        cls, ranker: Ranker, calibration: Calibration, rows: IntArray | None, seen_N: BoolArray
+        cls,
+        ranker: Ranker,
+        calibration: Calibration,
+        rows: IntArray | None,
+        seen_N: BoolArray,
+        validation: IntArray,
     ) -> TripleClassifier:
         """By the scores that :func:`plain` gives of a ranker.
 
@@ -398,7 +405,20 @@ class TripleClassifier:
         count = len(calibration.mean) - 1
         rows = np.arange(len(ranker.context.relations)) if rows is None else rows
         rows = np.where((rows >= 0) & (rows < count), rows, count)
-        return cls(plain(ranker), calibration, rows, seen_N)
+        return cls(plain(ranker), calibration, rows, seen_N, validation)
+
+    def without_validation(self) -> TripleClassifier:
+        """A copy that knows training alone, to ask for validation triples as if nobody knew them."""
+        return replace(self, validation=self.validation[:0])
+
+    @cached_property
+    def _validation(self) -> FilterIndex:
+        return FilterIndex(self.validation, len(self.ranker.context.entities))
+
+    @cached_property
+    def _degree_N(self) -> IntArray:
+        """How many validation triples each entity has."""
+        return np.bincount(self.validation[:, [0, 2]].ravel(), minlength=len(self.ranker.context.entities))
 
     def with_signals(self, ranker: Ranker) -> TripleClassifier:
         """A copy over the graph of a ranker of the same run, which may have further entities."""
@@ -414,7 +434,23 @@ class TripleClassifier:
         """Ask for triples from both sides."""
         known = self.ranker.context.answers
         asked = ask(self.ranker, triples, known, self.seen_N, batch_size, advance)
-        return replace(asked, relations=self.rows[asked.relations])
+        return replace(asked, states=self.states(triples), relations=self.rows[asked.relations])
+
+    def states(self, triples: IntArray) -> IntArray:
+        """The states ``(n, 2)`` of the queries of both sides, by training and by validation.
+
+        Once an entity has a fact, a further one of the same relation is less likely than the first was. Of a
+        validation triple itself only the others count.
+        """
+        queries, answers = both_sides(triples)
+        states_B = states_of(queries, self.ranker.context.answers, self.seen_N)
+        rows, ids = self._validation.lookup(queries)
+        is_own = ids == answers[rows]
+        others_B = self._degree_N[queries.entity_B] - np.bincount(rows[is_own], minlength=len(queries))
+        states_B[(states_B == STATES.index("new")) & (others_B > 0)] = STATES.index("unanswered")
+        states_B[rows[~is_own]] = STATES.index("answered")
+        of_heads, of_tails = np.split(states_B, 2)
+        return np.stack([of_tails, of_heads], 1)
 
     def probabilities(self, asked: AskedTriples) -> FloatArray:
         """The probabilities ``(n,)``; NaN of new entities where validation had too few of these."""

@@ -144,7 +144,8 @@ def classifier_by(opened: OpenedRun, calibration: Calibration) -> TripleClassifi
     if graph.relations is not run.graph.relations:
         numbers = run.graph.relations.index
         rows = np.array([numbers.get(relation.label, -1) for relation in graph.relations], np.int64)
-    return TripleClassifier.of(ranker, calibration, rows, seen_by(run, graph))
+    validation = graph.splits.get("valid", np.zeros((0, 3), np.int64))
+    return TripleClassifier.of(ranker, calibration, rows, seen_by(run, graph), validation)
 
 
 def seen_by(run: RunFolder, graph: KnowledgeGraph) -> BoolArray:

@@ -24,7 +24,7 @@ def classifier(
     ranker, everyone = make_ranker(), np.ones(len(toy.entities), np.bool_)
     sample = draw_sample(ranker, toy, lambda relation, tails: everyone, most=0)
     fitted, _ = fit(sample, len(toy.relations), 4, 1.0)
-    return TripleClassifier.of(ranker, fitted, None, toy.seen_N)
+    return TripleClassifier.of(ranker, fitted, None, toy.seen_N, toy.splits["valid"])
 
 
 def test_lists_asked_together_get_what_they_get_alone(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kgmlm.core.arrays import FloatArray
+from kgmlm.core.arrays import FloatArray, IntArray
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries, Query
 from kgmlm.ranking.constraints import IMPOSSIBLE
@@ -37,6 +38,7 @@ from kgmlm.ranking.probability import (
 from kgmlm.ranking.ranker import Ranker
 
 RELATIONS = 3
+NOTHING = np.zeros((0, 3), np.int64)
 
 
 def regression(seed: int = 0) -> Regression:
@@ -207,10 +209,45 @@ def test_new_entities_have_a_probability_where_validation_had_some(
     triples = np.array([(4, 0, 9), (1, 0, 9)])
     for count, is_number in ((0, False), (20, True)):
         fitted = calibration(new=count)
-        classifier = TripleClassifier.of(make_ranker(), fitted, rows, seen_N)
+        classifier = TripleClassifier.of(make_ranker(), fitted, rows, seen_N, NOTHING)
         asked = classifier.ask(triples)
         assert asked.has_new.tolist() == [True, False]
         assert np.isfinite(classifier.probabilities(asked)).tolist() == [is_number, True]
+
+
+def test_what_validation_answers_is_answered(toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> None:
+    """Once a fact is known, another one of the same entity and relation is less likely than the first was."""
+    train = [(1, 0, 9), (2, 0, 9), (3, 1, 8)]
+    graph = replace(toy, splits={"train": np.array(train)})
+    validation = np.array([(5, 0, 9), (3, 0, 8)])
+    classifier = TripleClassifier.of(
+        make_ranker().for_graph(graph.context),
+        calibration(new=20),
+        np.zeros(len(toy.relations), np.int64),
+        graph.seen_N,
+        validation,
+    )
+    asked = np.array([(5, 0, 8), (5, 1, 9), (5, 0, 9), (3, 0, 9), (6, 0, 4)])
+
+    def named(states: IntArray) -> list[tuple[str, ...]]:
+        return [tuple(STATES[state] for state in of_both) for of_both in states.tolist()]
+
+    expected = [
+        ("answered", "answered"),
+        ("unanswered", "unanswered"),
+        ("new", "answered"),  # nothing else of 5 is known; training has other heads of 9
+        ("answered", "answered"),
+        ("new", "new"),
+    ]
+    assert named(classifier.states(asked)) == expected
+    assert named(classifier.ask(asked).states) == expected
+    nobody = classifier.without_validation()
+    assert named(nobody.states(asked))[:4] == [
+        ("new", "unanswered"),
+        ("new", "unanswered"),
+        ("new", "answered"),
+        ("unanswered", "answered"),
+    ]
 
 
 def test_a_relation_that_the_run_does_not_know_is_an_average_one(
@@ -219,6 +256,6 @@ def test_a_relation_that_the_run_does_not_know_is_an_average_one(
     ranker = make_ranker()
     triples = np.array([(1, 0, 9)])
     rows = (np.full(len(toy.relations), row) for row in (-1, RELATIONS + 7))
-    one, other = (TripleClassifier.of(ranker, calibration(), row, toy.seen_N) for row in rows)
+    one, other = (TripleClassifier.of(ranker, calibration(), row, toy.seen_N, NOTHING) for row in rows)
     assert one.ask(triples).relations.tolist() == [RELATIONS] == other.ask(triples).relations.tolist()
     assert one.probabilities(one.ask(triples)) == other.probabilities(other.ask(triples))
