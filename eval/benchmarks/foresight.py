@@ -10,9 +10,8 @@ GRAPH is one of
 - wn18rr-v1, fb237-v1: GraIL's small graphs, asked about entities that training lacks (`--entities 0.1`).
 
 The first two are read from the folder `foresight` beside KGMLM_MIRROR, or from `--sources`: a folder with
-`attack/` (a dataset folder with dates: `kgmlm data import --format stix` makes one of MITRE's bundle,
-github.com/mitre-attack/attack-stix-data; (c) The MITRE Corporation, reproduced and distributed with its
-permission) and `uat/` (uat-4.2.0.rdf.gz and uat-2025-06.rdf.gz, github.com/astrothesaurus/UAT, CC BY-SA 3.0).
+`attack/` (a dataset folder with dates, as `kgmlm data import` makes of STIX) and `uat/` (uat-4.2.0.rdf.gz and
+uat-2025-06.rdf.gz). Where there is none, they are fetched from their public addresses (SOURCES below).
 
 kgmlm is `kgmlm train --preset quick` with MiniLM in one thread. Beside it:
 
@@ -34,6 +33,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from hashlib import sha1
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,8 +48,10 @@ import store
 import kgmlm
 from kgmlm.core.arrays import FloatArray, Floats
 from kgmlm.core.config import Protocol
+from kgmlm.core.errors import DataError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.evaluation.task import RankingTask
+from kgmlm.graphs.cards import Source, fetch
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, triple_keys
 from kgmlm.ranking.ranker import PlainScorer
@@ -69,6 +71,28 @@ NEIGHBORS, LENGTH = 100, 128  # entities; tokens of a text
 BEST = (10, 100, 1000)  # triples of the list
 LISTED = 0.01  # probability from which on triples are listed
 SAMPLE = 20_000  # questions of the list at most
+UAT = "https://raw.githubusercontent.com/astrothesaurus/UAT"
+ATTACK = "https://raw.githubusercontent.com/mitre-attack/attack-stix-data"
+SOURCES = {
+    "old": Source(
+        path="foresight/uat-4.2.0.rdf",
+        url=f"{UAT}/6d09aa49261bed2d9b868fadbc6167416d78338d/UAT.rdf",
+        sha256="bb37ac834d696c022c549287ae7739286789e0a3f4dea8f114218930c49ebd3e",
+        license="CC BY-SA 3.0",
+    ),
+    "new": Source(
+        path="foresight/uat-2025-06.rdf",
+        url=f"{UAT}/8886cf4f9b51f2d907fcc4836d00cbc7d6ac8b92/UAT.rdf",
+        sha256="57e3f8b80b5519a7ed034bee8b6a9df19fb1e2d358388cbb46f7e89efc054a35",
+        license="CC BY-SA 3.0",
+    ),
+    "attack": Source(
+        path="foresight/enterprise-attack-18.1.json",
+        url=f"{ATTACK}/7ad8a86f41edc91dd37de0487b0c2f44ae3a3af7/enterprise-attack/enterprise-attack-18.1.json",
+        license="(c) The MITRE Corporation, reproduced and distributed with its permission",
+    ),
+}
+ATTACK_BLOB = "c634454a95b4d761958dd9c8c60499bbb8c06a58"  # its checksum in that commit, as git makes it
 
 
 def counts_of(graph: KnowledgeGraph) -> Floats:
@@ -115,15 +139,31 @@ class NearestNeighbors(PlainScorer):
         return scores_BN
 
 
+def attack_of(folder: Path) -> Path:
+    """The dataset folder of ATT&CK, imported from what MITRE publishes."""
+    path = folder / "attack" / "all"
+    if not path.exists():
+        bundle = fetch(SOURCES["attack"])
+        read = bundle.read_bytes()
+        if sha1(b"blob %d\0" % len(read) + read).hexdigest() != ATTACK_BLOB:
+            raise DataError(f"{bundle} is not the file that was published")
+        kgmlm.import_graph(bundle, path, format="stix", progress=False)
+    return path
+
+
 def made(name: str, sources: Path, folder: Path) -> Path:
     """The split dataset, made where it is not there."""
     path = folder / name / "graph"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
+        here = sources / name
         if name == "attack":
-            kgmlm.data.split(sources / "attack", path, after="2023", progress=False)
+            all_of_it = here if here.is_dir() else attack_of(folder)
+            kgmlm.data.split(all_of_it, path, after="2023", progress=False)
         elif name == "uat":
-            states = sources / "uat" / "uat-4.2.0.rdf.gz", sources / "uat" / "uat-2025-06.rdf.gz"
+            states = here / "uat-4.2.0.rdf.gz", here / "uat-2025-06.rdf.gz"
+            if not here.is_dir():
+                states = fetch(SOURCES["old"]), fetch(SOURCES["new"])
             kgmlm.data.split(None, path, versions=states, progress=False)
         else:
             kgmlm.data.split(name, path, entities=0.1, progress=False)
