@@ -221,6 +221,9 @@ def fit_balance(triples: LabeledList, relations: int) -> FloatArray:
 def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArray:
     """The scale (:func:`~kgmlm.ranking.probability.beta_calibrated`) that makes log odds of others come true.
 
+    So many true triples that are all found say nothing of the next one for certain: each counts as false by
+    a small part, as of Platt (1999).
+
     Args:
         log_odds: ``(n,)`` of triples that had no say in them.
     """
@@ -228,12 +231,15 @@ def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArra
 
     labels, weights = sample.labels, sample.weights / sample.weights[sample.labels].sum()
     parts = np.stack([np.ones_like(log_odds), -np.logaddexp(0, -log_odds), np.logaddexp(0, log_odds)], 1)
+    doubt = labels / (labels.sum() + 2)
 
     def loss(at: FloatArray) -> tuple[float, FloatArray]:
         true = expit(parts @ at)
-        in_valid = np.maximum(labeled * true, TINY)
-        likelihood = weights * np.where(labels, np.log(in_valid), np.log1p(-in_valid))
-        slope = weights * (labels - in_valid) * (1 - true) / (1 - in_valid)
+        in_valid, false = np.maximum(labeled * true, TINY), np.maximum(1 - true, TINY)
+        of_true = (1 - doubt) * np.log(in_valid) + doubt * np.log(false)
+        likelihood = weights * np.where(labels, of_true, np.log1p(-in_valid))
+        slope_of_false = -in_valid * (1 - true) / (1 - in_valid)
+        slope = weights * np.where(labels, (1 - doubt) * (1 - true) - doubt * true, slope_of_false)
         return -float(likelihood.sum()), -(parts.T @ slope)
 
     bounds = [(None, None), (LEAST_SLOPE, None), (LEAST_SLOPE, None)]  # the order of triples stays

@@ -105,6 +105,15 @@ class Mixture:
         )
 
     @property
+    def differing(self) -> tuple[str, ...]:
+        """The signals that have other weights for queries about unseen entities."""
+        if self.of_unseen is None:
+            return ()
+        own, further, zero = self.tables, self.of_unseen.tables, _evenly(0.0, self.relations)
+        names = dict.fromkeys([*own, *further])
+        return tuple(n for n in names if not np.array_equal(own.get(n, zero), further.get(n, zero)))
+
+    @property
     def relations(self) -> int:
         """The number of relations that there are weights of."""
         return len(next(iter(self.tables.values())))

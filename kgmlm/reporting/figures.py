@@ -480,16 +480,16 @@ def list_chart(report: Mapping[str, Any]) -> Chart:
 
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
     """The weights of signals: one for all relations, and those by relation and side where they differ; those
-    of queries about unseen entities, where these have their own, behind them.
+    that queries about unseen entities have instead, behind them.
     """
-    tables = _weight_tables(mixture, graph, "")
-    if mixture.of_unseen is None:
+    tables, further = _weight_tables(mixture, list(mixture.tables), graph, ""), mixture.of_unseen
+    names = [name for name in mixture.differing if further and name in further.tables]
+    if further is None or not names:
         return tables
-    return tables + _weight_tables(mixture.of_unseen, graph, ", of queries about unseen entities")
+    return tables + _weight_tables(further, names, graph, ", of queries about unseen entities")
 
 
-def _weight_tables(mixture: Mixture, graph: KnowledgeGraph, of: str) -> list[Table]:
-    names = list(mixture.tables)
+def _weight_tables(mixture: Mixture, names: list[str], graph: KnowledgeGraph, of: str) -> list[Table]:
     rows = [(Cell(name), weight(mixture.averages[name]), Cell(about(name))) for name in names]
     tables = [Table.of(f"Weights of all relations{of}", ("signal", "weight", "what it says"), rows)]
     by_relation = {name: mixture.tables[name].tolist() for name in names}

@@ -1,11 +1,10 @@
-"""Unseen entities: candidates that no training triple has, for a query whose entity has some.
+"""Unseen entities: candidates that no training triple has.
 
 Most answers that are asked for later are entities that came later, as older facts are in training already.
 Rules, types and embeddings say nothing of them, and rank them behind all others. How much this signal counts
 is a weight by relation and side: fitted where validation asks about such answers, and else neutral
-(:mod:`kgmlm.training.states`).
-
-Of a query about an unseen entity it says nothing: most of its answers are entities that training has.
+(:mod:`kgmlm.training.states`). Queries about unseen entities have weights of their own, since training has
+most of their answers.
 
 Shapes: B queries, N candidates that they share, K candidates of each query's own.
 """
@@ -25,7 +24,7 @@ from kgmlm.text.reader import Reader, Reading
 
 
 class Unseen(CountedSignal):
-    """Which candidates have no training triple, for queries whose entity has one."""
+    """Which candidates have no training triple."""
 
     name: ClassVar[str] = "unseen"
     title: ClassVar[str] = "unseen entities"
@@ -48,11 +47,8 @@ class Unseen(CountedSignal):
         return unseen
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
-        """1 for unseen candidates of queries about entities that training has, else 0, ``(B, N)`` or
-        ``(B, K)``.
-        """
-        unseen_N = self.context.unseen_N
-        known_B1 = ~unseen_N[reading.queries.entity_B][:, None]
-        unseen_BN = unseen_N[pool.filled] if pool.own else unseen_N[pool.filled][None]
-        scores_BN: Floats = (unseen_BN & known_B1).astype(np.float32)
-        return scores_BN
+        """1 for unseen candidates, else 0, ``(B, N)`` or ``(B, K)``."""
+        unseen_N = self.context.unseen_N.astype(np.float32)
+        if pool.own:
+            return unseen_N[pool.filled]
+        return np.tile(unseen_N[pool.filled], (len(reading.queries), 1))

@@ -28,7 +28,7 @@ MEASURED = 20  # answers of a state by which validation says whether a choice he
 NEUTRAL = 10  # candidates, the best by text, whose structural scores are a neutral unseen candidate's
 NEUTRAL_QUERIES = 200  # validation queries from which neutral weights are averaged
 PRIOR_QUERIES = 5  # of the average relation that join a relation's own
-UNSEEN_ANSWER = 1  # the state of an unseen answer to a query about a known entity
+UNSEEN_ANSWER, UNSEEN_QUERY, UNSEEN_BOTH = 1, 2, 3  # states: what training has no triple of
 TEXTS = ("likelihood", "vector", "biencoder")  # signals that score entities by their texts
 
 
@@ -79,14 +79,18 @@ def helpful_use(use: Use, gain_B: FloatArray, states_B: IntArray) -> Use:
     return replace(use, states=states) if any(states) else Use(0, 0.0)
 
 
-def least_harmful(
-    ways: Mapping[str, FloatArray], states_B: IntArray, odd_B: BoolArray
+def best_way(
+    ways: Mapping[str, FloatArray], states_B: IntArray, odd_B: BoolArray, *, harmless: bool
 ) -> tuple[str, FloatArray]:
-    """Choose the way of scoring with the best MRR of those that harm no state beside the first way.
+    """Choose the way of scoring with the best MRR.
+
+    The MRR is the mean over states, of those with enough answers: how many of them validation asks about says
+    little of how many people will.
 
     Args:
         ways: cross-fitted reciprocal ranks ``(B,)`` by name.
         odd_B: which are in the odd half.
+        harmless: choose among those that harm no state beside the first way.
 
     Returns:
         The choice by all triples; and reciprocal ranks, those of each half by what the other half chose.
@@ -94,15 +98,25 @@ def least_harmful(
     first_B, *_ = ways.values()
 
     def choose(of_B: BoolArray) -> str:
-        allowed = [name for name, by_B in ways.items() if not harms((by_B - first_B)[of_B], states_B[of_B])]
-        return max(allowed, key=lambda name: float(ways[name][of_B].mean()))
+        states_b = states_B[of_B]
+        of_states = [states_b == state for state in np.flatnonzero(measured_states(states_b))]
+        allowed = [
+            name for name, by_B in ways.items() if not harmless or not harms((by_B - first_B)[of_B], states_b)
+        ]
+        return max(allowed, key=lambda name: sum(float(ways[name][of_B][mask].mean()) for mask in of_states))
 
     crossed_B = np.where(odd_B, ways[choose(~odd_B)], ways[choose(odd_B)])
     return choose(np.ones_like(odd_B)), crossed_B
 
 
 def neutral_weights(
-    ranker: Ranker, graph: KnowledgeGraph, queries: Queries, mixture: Mixture, batch_size: int = 64
+    ranker: Ranker,
+    graph: KnowledgeGraph,
+    queries: Queries,
+    mixture: Mixture,
+    batch_size: int = 64,
+    *,
+    about_unseen: bool = False,
 ) -> Mixture:
     """Weights by which an unseen candidate stands where its text says.
 
@@ -113,13 +127,14 @@ def neutral_weights(
     Args:
         queries: distinct ones of validation; a seeded sample is asked.
         mixture: the weights of the other signals.
+        about_unseen: ask those about unseen entities instead of those about the others.
 
     Returns:
         A copy with those of unseen entities, 0 where no signal reads texts.
     """
     structural = [n for n in mixture.signals if n in SIGNALS and SIGNALS[n].transductive]
     others = [n for n in mixture.signals if n not in (*structural, Unseen.name)]
-    queries = queries[np.flatnonzero(~ranker.context.unseen_N[queries.entity_B])]
+    queries = queries[np.flatnonzero(ranker.context.unseen_N[queries.entity_B] == about_unseen)]
     if not (set(others) & set(TEXTS)) or not structural or not len(queries):
         return mixture.evenly(Unseen.name, 0.0)
     most = max(1, min(NEUTRAL_QUERIES, MAX_SCORES // len(ranker.context.entities)))

@@ -42,7 +42,9 @@ from kgmlm.signals.unseen import Unseen
 from kgmlm.signals.vector import read_together
 from kgmlm.training.states import (
     UNSEEN_ANSWER,
-    least_harmful,
+    UNSEEN_BOTH,
+    UNSEEN_QUERY,
+    best_way,
     measured_states,
     neutral_weights,
     states_of,
@@ -50,7 +52,7 @@ from kgmlm.training.states import (
 
 SHRINKAGE = 3.0  # of a relation's weights toward those of all relations, in nats per squared log ratio
 REGULARIZATION = 1.0  # of all weights toward those that give signals equal variance; unit of SHRINKAGE
-DAMPING = (0.25, 0.5, 0.75, 1.0)  # of the weights of unseen entities
+DAMPING = (0.25, 0.5, 0.75, 1.0)  # of the weights of unseen entities, fitted and neutral ones
 CHECKED = 200  # validation triples by which weights are checked
 FAR = 10.0  # largest log ratio of a weight to the one that gives equal variance
 _CLOSELY = {"ftol": 1e-13, "gtol": 1e-7, "maxiter": 1000, "maxfun": 2000}
@@ -371,7 +373,8 @@ def fitted_weights(
     """The weights of some signals by some queries, those of the text fitted without the others.
 
     Those of unseen entities are fitted to queries about entities that training has, with weights of the
-    others for these queries. Queries about unseen entities keep the weights that suit all queries.
+    others for these queries. Queries about unseen entities keep the weights that suit all queries, and none
+    of unseen candidates: these are too few to fit one (:func:`_damped_of_new`).
     """
     if Unseen.name in names:
         others = [name for name in names if name != Unseen.name]
@@ -386,11 +389,28 @@ def refitted(sample: ValidationSample, names: Sequence[str], of_B: BoolArray, be
     """The weights of some signals by some queries, fitted as those of ``before`` were: as much of them is
     used, and neutral weights of unseen entities stay.
     """
-    if Unseen.name in names and before.of_unseen is None:
+    if Unseen.name in names and _is_neutral(before):
         others = [name for name in names if name != Unseen.name]
-        neutral = before.tables[Unseen.name], before.averages[Unseen.name]
-        return fitted_weights(sample, others, of_B).weighed(Unseen.name, *neutral)
-    return fitted_weights(sample, names, of_B).damped(before.damping)
+        return _neutral(fitted_weights(sample, others, of_B), before, sample.unseen_N)
+    fitted = fitted_weights(sample, names, of_B).damped(before.damping)
+    if fitted.of_unseen is None or before.of_unseen is None or Unseen.name not in before.of_unseen.tables:
+        return fitted
+    return replace(fitted, of_unseen=_weighed_as(fitted.of_unseen, before.of_unseen))
+
+
+def _weighed_as(mixture: Mixture, other: Mixture) -> Mixture:
+    """A mixture with the weights of unseen candidates that another one has."""
+    return mixture.weighed(Unseen.name, other.tables[Unseen.name], other.averages[Unseen.name])
+
+
+def _neutral(bare: Mixture, neutral: Mixture, unseen_N: BoolArray) -> Mixture:
+    """A mixture with neutral weights of unseen candidates, but for queries about unseen entities."""
+    return replace(_weighed_as(bare, neutral), of_unseen=bare.evenly(Unseen.name, 0.0), unseen_N=unseen_N)
+
+
+def _is_neutral(mixture: Mixture) -> bool:
+    """Return whether all queries have the same weights but for those of unseen candidates."""
+    return set(mixture.differing) <= {Unseen.name}
 
 
 def _fitted(sample: ValidationSample, names: Sequence[str], of_B: BoolArray, *, by_relation: bool) -> Mixture:
@@ -446,17 +466,27 @@ def weigh(
         ways[f"{stage} one"] = Folds.fitted(sample, of, tell, by_relation=False) if fitted else ways[stage]
     states_B = states_of(task.queries, task.answers, ranker.context.unseen_N)
     damped = _damped(ways[last]) if ways[last].whole.of_unseen else {}
+    of_new: dict[str, Folds] = {}
     if damped and not measured_states(states_B)[UNSEEN_ANSWER]:
-        bare = damped["bare"].whole
-        neutral = neutral_weights(ranker, graph, task.distinct, bare, batch_size)
-        ways[last] = damped["bare"].weighed_as(Unseen.name, neutral)
+        neutral = neutral_weights(ranker, graph, task.distinct, damped["bare"].whole, batch_size)
+        unseen_N = ranker.context.unseen_N
+        ways[last] = Folds(*(_neutral(bare, neutral, unseen_N) for bare in damped["bare"]))
         damped = {}
-    found = measured(ranker, task, ways | damped, advance, batch_size)
+    elif damped and measured_states(states_B)[UNSEEN_BOTH]:
+        of_new = _damped_of_new(damped["bare"], ranker, graph, task.distinct, batch_size)
+    found = measured(ranker, task, ways | damped | of_new, advance, batch_size)
     chosen = ways[last].whole
     if damped:
-        odd_B = odd_answers(task.queries, task.answers)
-        way, found[last] = least_harmful({name: found[name] for name in damped}, states_B, odd_B)
+        odd_B, is_new_B = odd_answers(task.queries, task.answers), states_B >= UNSEEN_QUERY
+        way, found[last] = best_way({name: found[name] for name in damped}, states_B, odd_B, harmless=True)
         chosen = damped[way].whole
+    if of_new and chosen.of_unseen is not None:
+        by_new = {name: found[name][is_new_B] for name in ("bare", *of_new)}
+        # what is known loses a little by whatever lets what is new win
+        way, by_choice_b = best_way(by_new, states_B[is_new_B], odd_B[is_new_B], harmless=False)
+        found[last][is_new_B] = by_choice_b
+        if way != "bare":
+            chosen = replace(chosen, of_unseen=_weighed_as(chosen.of_unseen, of_new[way].whole))
     mrr = {name: float(found_B.mean()) for name, found_B in found.items()}
     figures = {stage: figures_of(found[stage]) for stage in stages}
     for before, (stage, of) in zip([None, *stages], stages.items(), strict=False):
@@ -479,6 +509,18 @@ def _damped(folds: Folds) -> dict[str, Folds]:
     """All signals without unseen entities, and with their weights damped, by name."""
     bare = Folds(*(m.of_unseen.evenly(Unseen.name, 0.0) for m in folds if m.of_unseen))
     return {"bare": bare, **{f"{Unseen.name} * {f:g}": folds.damped({Unseen.name: f}) for f in DAMPING}}
+
+
+def _damped_of_new(
+    bare: Folds, ranker: Ranker, graph: KnowledgeGraph, queries: Queries, batch_size: int
+) -> dict[str, Folds]:
+    """Weights with which unseen candidates of queries about unseen entities stand, the more the nearer to
+    where their texts say, by name.
+    """
+    neutral = Folds(
+        *(neutral_weights(ranker, graph, queries, m, batch_size, about_unseen=True) for m in bare)
+    )
+    return {f"neutral * {f:g}": neutral.damped({Unseen.name: f}) for f in DAMPING}
 
 
 def _stages(ranker: Ranker) -> dict[str, list[str]]:

@@ -15,9 +15,9 @@ from kgmlm.signals.rules import Rules
 from kgmlm.signals.unseen import Unseen
 from kgmlm.text.reader import Reading
 from kgmlm.training.states import (
+    best_way,
     harms,
     helpful_use,
-    least_harmful,
     measured_use,
     neutral_weights,
     states_of,
@@ -48,10 +48,19 @@ def test_a_gain_that_costs_a_state_is_not_taken() -> None:
     assert not harms(modest_B - first_B, states_B)
     odd_B = np.arange(400) % 2 == 0
     ways = {"first": first_B, "greedy": greedy_B, "modest": modest_B}
-    name, crossed_B = least_harmful(ways, states_B, odd_B)
+    name, crossed_B = best_way(ways, states_B, odd_B, harmless=True)
     assert name == "modest"
     assert np.array_equal(crossed_B, modest_B)
-    assert least_harmful({"first": first_B, "greedy": greedy_B}, states_B, odd_B)[0] == "first"
+    assert best_way({"first": first_B, "greedy": greedy_B}, states_B, odd_B, harmless=True)[0] == "first"
+
+
+def test_a_state_counts_the_same_however_often_validation_asks_about_it() -> None:
+    states_B = np.repeat([2, 3], [360, 40])
+    odd_B, noise_B = np.arange(400) % 2 == 0, np.random.default_rng(0).normal(size=400)
+    first_B = ranks((0.5, 360), (0.2, 40))
+    rare_B = first_B + ranks((-0.01, 360), (0.05, 40)) + 0.5 * noise_B * (states_B == 2)
+    assert rare_B.mean() < first_B.mean()
+    assert best_way({"first": first_B, "rare": rare_B}, states_B, odd_B, harmless=False)[0] == "rare"
 
 
 def test_a_stage_is_used_for_the_queries_that_it_helps() -> None:
