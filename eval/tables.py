@@ -26,6 +26,8 @@ COLUMNS = (
     *(f"{ALL}, linked", f"{ALL}, linked, trees", f"{ALL}, linked, scored in reverse, trees"),
     *(f"{ALL}, bi-encoder, linked", f"{ALL}, bi-encoder, linked, trees"),
     f"{ALL}, bi-encoder, linked, scored in reverse, trees",
+    f"{ALL}, bi-encoder, linked, mentions, similar, trees",
+    f"{ALL}, bi-encoder, linked, mentions, similar, scored in reverse, trees",
 )
 BIG, SMALL = ("wn18rr", "fb15k237"), ("wn18rr-v1", "fb237-v1", "umls")
 METRICS = {"MRR": "mrr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
@@ -61,7 +63,8 @@ def column(line: Line) -> str:
     else:
         found = "text" if "vector" in scores or "reranked" in line else "likelihood"
     found += ", bi-encoder" * ("biencoder" in scores)
-    found += ", linked" * ("linked" in scores) + ", scored in reverse" * ("asked_back" in line)
+    found += ", linked" * ("linked" in scores) + ", mentions" * ("mentions" in scores)
+    found += ", similar" * ("similar_answers" in scores) + ", scored in reverse" * ("asked_back" in line)
     return found + ", reranked" * ("reranked" in line) + ", trees" * ("trees" in line)
 
 
@@ -235,8 +238,9 @@ def readme_table() -> str:
     ways = {name: [name] for name in ("likelihood", "text", "KGE", ALL)}
     ways[f"{ALL}, linked"] = [f"{ALL}, linked"]
     whole = f"{ALL}, bi-encoder, linked"
-    ways["all signals"] = [whole]
-    ways["all signals, then second stages"] = [f"{whole}, trees", f"{whole}, scored in reverse, trees"]
+    ways[whole] = [whole]
+    latest = f"{whole}, mentions, similar"
+    ways["all signals, then second stages"] = [f"{latest}, trees", f"{latest}, scored in reverse, trees"]
     rows: dict[str, list[str]] = {}
     for name in BIG:
         for label, columns in ways.items():
