@@ -221,8 +221,8 @@ def fit_balance(triples: LabeledList, relations: int) -> FloatArray:
 def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArray:
     """The scale (:func:`~kgmlm.ranking.probability.beta_calibrated`) that makes log odds of others come true.
 
-    So many true triples that are all found say nothing of the next one for certain: each counts as false by
-    a small part, as of Platt (1999).
+    However many true triples look true, the next one that looks so may be false: each counts as false by a
+    small part, as proposed by Platt (1999).
 
     Args:
         log_odds: ``(n,)`` of triples that had no say in them.
