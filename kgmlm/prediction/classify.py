@@ -321,6 +321,7 @@ def classify(
     asked = asked if graph is not None else answering(folder, asked)
     classifier = classifier_for(folder, options, asked, batch_size, watch)
     if given.true is not None:  # what is known of validation would tell its true triples from the false ones
+        watch.tell("the list has labels: probabilities go by training alone, as if nobody knew validation")
         classifier = classifier.without_validation()
     with watch:
         (found,) = judged(
