@@ -31,7 +31,7 @@ from kgmlm.graphs.queries import triple_keys
 from kgmlm.runs import provenance
 
 BEST = (10, 50, 200)
-LEAST, LISTED = 0.5, 0.01
+LIKELY, LISTED = 0.5, 0.01
 SYNTHETIC = {"entities": 2000, "triples_": 10_000, "held_out": 500, "seed": 0}
 
 
@@ -85,7 +85,7 @@ def rows_of(name: str, source: str, runs: Path, sample: int) -> list[dict[str, A
         valid = triple_keys(graph.splits["valid"], *size)
         valid = np.setdiff1d(valid, triple_keys(graph.splits["train"], *size))
         p = np.minimum(1.0, p * len(hidden) / len(valid))  # of a hidden set of the size of test
-    shown = {**{f"{n} best": n for n in BEST}, f"p >= {LEAST:g}": int((p >= LEAST).sum()), "all": len(p)}
+    shown = {**{f"{n} best": n for n in BEST}, f"p >= {LIKELY:g}": int((p >= LIKELY).sum()), "all": len(p)}
     width = norm.ppf(1 - 0.025 / len(shown))
     rows = []
     for what, n in shown.items():

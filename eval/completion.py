@@ -24,7 +24,7 @@ import typer
 import kgmlm
 from kgmlm.runs import provenance
 
-LEAST = 0.1  # the least probability that is listed
+MIN_PROBABILITY = 0.1  # the least probability that is listed
 KEPT = ("queries", "top", "known", "min_probability", "listed", "probabilities", "report")
 
 
@@ -34,7 +34,7 @@ def row(
     """What came of completing one run's graph."""
     opened = kgmlm.open_run(run)
     made = kgmlm.complete(
-        opened, folder / f"{run.stem}.parquet", min_probability=LEAST, known=["train", "valid"],
+        opened, folder / f"{run.stem}.parquet", min_probability=MIN_PROBABILITY, known=["train", "valid"],
         report="test", sample=sample, ray=ray, workers=workers, batch_size=batch_size,
         typed=False, functional=False,
     )  # fmt: skip

@@ -71,7 +71,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-MOST = 2**32 - 1  # of any number of a command
+MAX_NUMBER = 2**32 - 1  # of any number of a command
 INPUT = "a file that is read"  # marks options that may be -, a pipe or a device
 
 
@@ -206,8 +206,8 @@ def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str])
             raise typer.Exit(2)
         return
     for option, value in given.items():
-        if isinstance(value, int | float) and abs(value) > MOST:
-            fail(f"{option.replace('_', '-')}: {value} is not a number up to {MOST:,}")
+        if isinstance(value, int | float) and abs(value) > MAX_NUMBER:
+            fail(f"{option.replace('_', '-')}: {value} is not a number up to {MAX_NUMBER:,}")
     try:
         silent = nullcontext() if main_process() else redirect_stdout(io.StringIO())
         with _terminable(), silent, _files_of(inputs, given) as options:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationEr
 
 from kgmlm.core.errors import ConfigError
 
-MOST, LARGEST = 2**32 - 1, 1e30  # the largest integer and float of a setting: both fit in 32 bits
+MAX_INTEGER, MAX_FLOAT = 2**32 - 1, 1e30  # the largest integer and float of a setting: both fit in 32 bits
 Seed = Annotated[int, Field(ge=0)]
 Side = Literal["both", "tail", "head"]  # of a triple that is asked for
 Endless = Annotated[
@@ -38,10 +38,10 @@ class Strict(BaseModel):
     @classmethod
     def _bounded(cls, value: Any) -> Any:
         """Refuse numbers that libraries below cannot hold; infinity is left to the fields that allow it."""
-        if isinstance(value, int) and abs(value) > MOST:
-            raise ValueError(f"at most {MOST:,}")
-        if isinstance(value, float) and LARGEST < abs(value) < math.inf:
-            raise ValueError(f"at most {LARGEST:g}")
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"at most {MAX_INTEGER:,}")
+        if isinstance(value, float) and MAX_FLOAT < abs(value) < math.inf:
+            raise ValueError(f"at most {MAX_FLOAT:g}")
         return value
 
 

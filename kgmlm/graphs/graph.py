@@ -433,7 +433,8 @@ class ContextGraph:
 # --- made of labels -----------------------------------------------------------------------------------------
 
 LabeledSplits = Mapping[str, Iterable[Sequence[str]] | pa.Table]
-MOST = 2**31 - 1  # entities, or bytes of all labels: Arrow's dictionaries and files of neighbors have 32 bits
+# Entities, or bytes of all labels: Arrow's dictionaries and files of neighbors have 32 bits
+MAX_ENTITIES = 2**31 - 1
 _TEXTS = {
     "name": "names",
     "description": "descriptions",
@@ -489,7 +490,7 @@ def build_graph(
         negatives: likewise triples that are known to be false.
 
     Raises:
-        DataError: when there is no training split, or there are more than :data:`MOST` entities.
+        DataError: when there is no training split, or there are more than :data:`MAX_ENTITIES` entities.
     """
     if "train" not in splits:
         raise DataError(f"'{name}' has no training triples")
@@ -542,7 +543,7 @@ def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArr
     except pa.ArrowCapacityError:
         raise _too_large() from None
     every = coded.chunk(0).dictionary
-    if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MOST:
+    if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MAX_ENTITIES:
         raise _too_large()
     used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
     for chunk in coded.chunks:
@@ -561,8 +562,8 @@ def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArr
 
 def _too_large() -> DataError:
     return DataError(
-        f"the graph has more than {MOST:,} entities, or labels of as many bytes together: shorten the labels "
-        "(numbers do), or train on a part of the graph"
+        f"the graph has more than {MAX_ENTITIES:,} entities, or labels of as many bytes together: shorten "
+        "the labels (numbers do), or train on a part of the graph"
     )
 
 

@@ -26,7 +26,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Query
 
 LARGE = 200_000  # entities from which on names are compared as columns, instead of in a dictionary of all
-FEW = 20  # names of any graph that are looked up as columns: making the dictionary takes longer
+FEW_NAMES = 20  # names of any graph that are looked up as columns: making the dictionary takes longer
 _LIKE = 20_000  # names of a large graph among which the nearest to an unknown one are looked for
 
 
@@ -67,7 +67,7 @@ class Resolver:
         those that have it as an alias.
         """
         self._asked += 1
-        if len(self.graph.entities) < LARGE and self._asked > FEW:
+        if len(self.graph.entities) < LARGE and self._asked > FEW_NAMES:
             found = self._by_name.get(folded(text), [])
         else:
             asked = text_scalar(folded(text))
@@ -172,7 +172,7 @@ class ExactResolver:
     def _labeled(self, texts: Sequence[str]) -> dict[str, int]:
         """Entities by label."""
         entities = self.graph.entities
-        if len(texts) <= FEW:
+        if len(texts) <= FEW_NAMES:
             rows: Sequence[int | None] = [entities.find(text) for text in texts]
         else:
             labels = entities.table.column("label").combine_chunks()

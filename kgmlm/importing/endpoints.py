@@ -21,7 +21,7 @@ from kgmlm.core import files
 from kgmlm.core.errors import ConfigError, DataError, first_line
 
 ALL = "SELECT ?head ?relation ?tail WHERE { ?head ?relation ?tail }"
-PAGE, LEAST = 10_000, 100  # solutions of a page: at first, and after failures
+PAGE, MIN_PAGE = 10_000, 100  # solutions of a page: at first, and after failures
 TRIES = 8  # of a page, half as large each time
 WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, which double, and at most
 SECONDS = 120  # that an endpoint may take for an answer
@@ -161,7 +161,7 @@ def fetch(
             failed += 1
             if not error.again or failed == TRIES:
                 raise DataError(f"{url} has not answered: {error}{_going_on(state)}") from None
-            size = size if error.after else max(LEAST, size // 2)
+            size = size if error.after else max(MIN_PAGE, size // 2)
             time.sleep(min(LONGEST_WAIT, max(error.after, WAIT * 2 ** (failed - 1))))
             continue
         failed = 0

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PART = 1024  # queries per part
-MANY = 100_000  # queries above which fewer are proposed
-LEAST = 0.1  # the probability from which on triples are listed
+MANY_QUERIES = 100_000  # queries above which fewer are proposed
+MIN_PROBABILITY = 0.1  # the probability from which on triples are listed
 SHOWN = 10  # the best triples, which are returned with their names and reasons
 TABLES = {".csv": "csv", ".tsv": "tsv"}  # suffixes of lists that are not Parquet
 
@@ -430,7 +430,7 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
         watch.tell(
             f"{done:,} of {len(whole):,} parts are there; continuing" if missing else "all parts are there"
         )
-    if scored > MANY and plan.options.typed and plan.options.candidates is None:
+    if scored > MANY_QUERIES and plan.options.typed and plan.options.candidates is None:
         watch.tell(
             f"{scored:,} queries: `--no-typed` asks only those that training has, `--sample 2000` some, to "
             "see how long all take"
@@ -447,7 +447,7 @@ def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str,
     """Merge all parts and write the list; its manifest."""
     graph = plan.graph
     candidates = candidates_of(plan.parts)
-    least = LEAST if wanted.min_probability is None else wanted.min_probability
+    least = MIN_PROBABILITY if wanted.min_probability is None else wanted.min_probability
     always = SHOWN if wanted.min_probability is None else 0
     ranker, classifier, why = _opened(plan, watch)
     if classifier is None:

@@ -24,7 +24,7 @@ QUERIES = 2000  # of larger graphs: a sample, some half a minute of a core
 FIRST = 200  # of a first sample, which people see meanwhile
 PART = 100  # queries after which progress moves
 SMALL = 5000  # training triples up to which a graph needs no first sample
-LEAST = 0.01  # the least probability that is listed
+MIN_PROBABILITY = 0.01  # the least probability that is listed
 ENOUGH = 10  # facts of which it says something how many came true
 TEST = "test"  # the split that the list knows nothing of, to see how many came true
 Row = dict[str, Any]
@@ -99,7 +99,8 @@ def command(run: Run, file: Path, sample: int = QUERIES) -> list[str]:
     given = _keywords(run)
     return [
         *(sys.executable, "-m", "kgmlm", "complete", str(run.path.resolve()), "--output", str(file)),
-        *("--min-probability", str(LEAST), "--sample", str(sample), "--part-size", str(PART), "--quiet"),
+        *("--min-probability", str(MIN_PROBABILITY), "--sample", str(sample)),
+        *("--part-size", str(PART), "--quiet"),
         *("--known", ",".join(given["known"]), "--scores", run.options.scores),
         "--explain",
         *(["--report", TEST] if given["report"] else []),
@@ -114,7 +115,7 @@ def _known(run: Run) -> tuple[str, ...]:
 def _keywords(run: Run) -> dict[str, Any]:
     """Keywords of :func:`~kgmlm.prediction.complete.complete` for the list."""
     return {
-        "min_probability": LEAST,
+        "min_probability": MIN_PROBABILITY,
         "sample": QUERIES,
         "typed": True,
         "functional": True,

@@ -30,11 +30,11 @@ from kgmlm.graphs.queries import TARGETS, Queries, Target, distinct_triples
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import KEPT, EntityTypes, fills
 
-PLENTY = 10_000  # triples of a relation from which on they are not searched for repeats
-LEAST = 20  # training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
-LEAST_OF_GRAPH = (
-    100  # training triples of a graph without self-loops in which rarer relations have none either
-)
+MANY_TRIPLES = 10_000  # triples of a relation from which on they are not searched for repeats
+# Training triples that a relation needs before it forbids anything; fixed beforehand, not tuned
+MIN_TRIPLES = 20
+# Training triples of a graph without self-loops in which rarer relations have none either
+MIN_GRAPH_TRIPLES = 100
 EXCEPTIONS = 0.01  # share of entities that may have several answers in a relation that has one; fixed, too
 MISSED = -1e30  # the score of what a shortlist lacks: finite, and below any other
 IMPOSSIBLE = -2e30  # the score of what cannot answer: finite, below what a shortlist misses
@@ -71,7 +71,7 @@ class Typed:
 
     A side (a relation's tails, or heads) takes the entities that fill it in training, those whose other sides
     and given types go together with it as well as those of its own entities, and those of which nothing is
-    known. A relation with fewer than :data:`LEAST` training triples takes all.
+    known. A relation with fewer than :data:`MIN_TRIPLES` training triples takes all.
     """
 
     name: ClassVar[str] = "typed"
@@ -80,7 +80,7 @@ class Typed:
     _kept: dict[int, BoolArray] = field(default_factory=dict)
 
     def _fitting(self, side: int) -> BoolArray:
-        if side < 0 or self.types.affinity.triples_S[side] < LEAST:
+        if side < 0 or self.types.affinity.triples_S[side] < MIN_TRIPLES:
             return np.ones(len(self.types), np.bool_)
         if side not in self._kept:
             if (len(self._kept) + 1) * len(self.types) > 4 * KEPT:  # these have a byte each, scores four
@@ -116,9 +116,9 @@ class Typed:
 class Functional:
     """Forbids further answers in relations that have one answer per entity.
 
-    A relation has one tail for each head when it has :data:`LEAST` heads or more in training and at most
-    :data:`EXCEPTIONS` of them have several tails; likewise one head for each tail. Then a query that training
-    answers has no further answer, and an entity that has its own is no answer of another query.
+    A relation has one tail for each head when it has :data:`MIN_TRIPLES` heads or more in training and at
+    most :data:`EXCEPTIONS` of them have several tails; likewise one head for each tail. Then a query that
+    training answers has no further answer, and an entity that has its own is no answer of another query.
 
     Attributes:
         one_R2: whether relation r has one tail for each head, or (column 1) one head for each tail.
@@ -138,7 +138,7 @@ class Functional:
         counts_NS = fills(context.train, len(context.entities), len(context.relations))
         having_S = np.diff(sp.csc_array(counts_NS).indptr)
         several_S = np.diff(sp.csc_array(counts_NS > 1).indptr)
-        one_S = (having_S >= LEAST) & (several_S <= EXCEPTIONS * having_S)
+        one_S = (having_S >= MIN_TRIPLES) & (several_S <= EXCEPTIONS * having_S)
         by_head = np.arange(len(one_S)).reshape(-1, 2)[:, ::-1]  # a head's tails are counted where heads fill
         return cls(one_S[by_head], several_S[by_head].astype(np.int64), context)
 
@@ -328,9 +328,9 @@ class Possible:
     def learn(cls, train: IntArray, relations: int) -> Possible:
         """From training triples ``(n, 3)`` over so many relations.
 
-        A relation is loop-free when it has :data:`LEAST` distinct training triples or more and none of them
-        is a self-loop; where a graph of :data:`LEAST_OF_GRAPH` triples has no self-loop at all, all relations
-        are. Where a relation has :data:`PLENTY`, nobody looks whether these are distinct.
+        A relation is loop-free when it has :data:`MIN_TRIPLES` distinct training triples or more and none of
+        them is a self-loop; where a graph of :data:`MIN_GRAPH_TRIPLES` triples has no self-loop at all, all
+        relations are. Where a relation has :data:`MANY_TRIPLES`, nobody looks whether these are distinct.
 
         >>> chain = np.array([[i, 0, i + 1] for i in range(20)])
         >>> Possible.learn(chain, 2).loop_free_R.tolist()
@@ -340,12 +340,12 @@ class Possible:
         """
         h, r, t = train.T
         loops_R = np.bincount(r[h == t], minlength=relations)
-        plenty_R = np.bincount(r, minlength=relations) >= PLENTY
+        plenty_R = np.bincount(r, minlength=relations) >= MANY_TRIPLES
         distinct = distinct_triples(train[~plenty_R[r]])
         counts_R = np.bincount(distinct[:, 1], minlength=relations)
-        if not loops_R.any() and (plenty_R.any() or counts_R.sum() >= LEAST_OF_GRAPH):
+        if not loops_R.any() and (plenty_R.any() or counts_R.sum() >= MIN_GRAPH_TRIPLES):
             return cls(np.ones(relations, np.bool_))
-        return cls((plenty_R | (counts_R >= LEAST)) & (loops_R == 0))
+        return cls((plenty_R | (counts_R >= MIN_TRIPLES)) & (loops_R == 0))
 
     @classmethod
     def anything(cls, relations: int) -> Possible:

@@ -26,7 +26,7 @@ from kgmlm.ranking.second_stage import Best
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.rules import Rules
 
-MOST = 4096  # links of an entity that are followed; those of hubs are thinned evenly
+MAX_LINKS = 4096  # links of an entity that are followed; those of hubs are thinned evenly
 HELD = 2**24  # numbers of one kind about all entities that are held at once: 64 MB
 COMPARED = 512  # entities that stand for all where ComplEx is asked in reverse
 
@@ -312,7 +312,7 @@ class _Around:
         return np.stack(found, 2).astype(np.float32)
 
 
-def _thinned(matrix: sp.csr_array, most: int = MOST) -> sp.csr_array:
+def _thinned(matrix: sp.csr_array, most: int = MAX_LINKS) -> sp.csr_array:
     """A matrix whose rows have at most so many entries, those of longer rows taken evenly."""
     counts = np.diff(matrix.indptr)
     if counts.max(initial=0) <= most:

@@ -35,7 +35,7 @@ from kgmlm.signals.types import fills
 from kgmlm.text.linearization import linearize, neighborhood
 
 COMPARED = 200  # texts that are compared letter by letter
-LEAST = 60.0  # of 100, for a text that does not begin as what was typed
+MIN_MATCH = 60.0  # of 100, for a text that does not begin as what was typed
 SCANNED = 2_000_000  # pairs that are counted for one search; the rarest go first
 _PAIRS = 2**16
 
@@ -112,7 +112,7 @@ class Search:
         if len(rows) > COMPARED:
             rows = rows[np.argpartition(-dice, COMPARED)[:COMPARED]]
         scored = ((int(row), _alike(typed, self.texts[row])) for row in rows)
-        return [(row, match) for row, match in scored if match >= LEAST]
+        return [(row, match) for row, match in scored if match >= MIN_MATCH]
 
 
 def _alike(typed: str, text: str) -> float:

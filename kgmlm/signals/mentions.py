@@ -29,7 +29,7 @@ from kgmlm.text.reader import Reader, Reading
 
 SHORTEST = 4  # letters and digits of a name that is looked for: shorter ones stand in too many texts
 MOST_WORDS = 8  # of a name that is looked for
-FEW = 100  # new entities up to which only they are looked at
+FEW_ENTITIES = 100  # new entities up to which only they are looked at
 MOST_OF_NAME = 20  # entities of one name; a name that more have is a word
 _WORD = re.compile(r"[^\W_]+")
 
@@ -76,7 +76,7 @@ class Mentions(TrainableSignal):
         new = np.flatnonzero(entity_rows < 0)
         if not len(new) and count == len(self.entities) and (entity_rows == np.arange(count)).all():
             return self
-        if len(new) > FEW:
+        if len(new) > FEW_ENTITIES:
             return Mentions.of(entities)
         # 1) What is known of the others.
         row_N = np.full(len(self.entities), -1)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kgmlm.core.config import HEAD_CANDIDATES, MOST, Settings, Stage
+from kgmlm.core.config import HEAD_CANDIDATES, MAX_INTEGER, Settings, Stage
 from kgmlm.core.errors import RunError
 from kgmlm.core.files import write_json
 from kgmlm.core.machine import fitting_threads
@@ -129,7 +129,7 @@ def check_minutes(minutes: float | None) -> None:
     Raises:
         RunError: saying so.
     """
-    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MOST):
+    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MAX_INTEGER):
         raise RunError(f"--minutes takes a time above 0, not {minutes}")
 
 

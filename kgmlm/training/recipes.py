@@ -19,7 +19,7 @@ import numpy as np
 
 from kgmlm.core.config import (
     ALL,
-    MOST,
+    MAX_INTEGER,
     SAMPLED,
     VALIDATED,
     Settings,
@@ -56,7 +56,8 @@ PASSES = 15  # over the triples of a small graph; more learn them by heart
 SCRATCH = 8  # times as many for a model that knows no language; its steps are short
 WITH_REVERSE = ("best", "zero-shot")
 WITH_TREES = ("quick", "balanced", "best")
-LEAST = 300  # validation triples that trees are fitted to; fewer teach nothing that weights do not say
+# Validation triples that trees are fitted to; fewer teach nothing that weights do not say
+MIN_TREE_TRIPLES = 300
 REVERSE_TRIPLES = 300  # validation triples: some four minutes of a core
 TEXTLESS_TRIPLES = 1_000  # where no masked LM reads: some ten seconds
 
@@ -216,12 +217,12 @@ def recipe_of(
             f"none: each candidate scored in reverse is a query among {shape.entities:,} entities"
         )
     there = len(graph.splits["valid"]) if graph.has("valid") else 0
-    if preset in WITH_TREES and there >= LEAST and shape.entities <= LARGE:
+    if preset in WITH_TREES and there >= MIN_TREE_TRIPLES and shape.entities <= LARGE:
         stages.append("trees")
     elif preset in WITH_TREES:
         reasons["trees"] = (
-            f"none: {counted(there, 'validation triple')}, and trees need {LEAST}"
-            if there < LEAST
+            f"none: {counted(there, 'validation triple')}, and trees need {MIN_TREE_TRIPLES}"
+            if there < MIN_TREE_TRIPLES
             else f"none: {shape.entities:,} entities are too many to count their links"
         )
     if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
@@ -444,5 +445,5 @@ def check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
         raise RunError("--resume and --overwrite exclude each other")
     if decay is not None and not resume:
         raise RunError("--decay ends a training that is resumed; a new one ends after training.epochs")
-    if decay is not None and not (isinstance(decay, int | float) and 0 <= decay <= MOST):
+    if decay is not None and not (isinstance(decay, int | float) and 0 <= decay <= MAX_INTEGER):
         raise RunError(f"--decay takes a number of epochs from 0 on, not {decay}")

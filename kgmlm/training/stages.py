@@ -32,7 +32,7 @@ from kgmlm.signals.types import Types
 from kgmlm.training.loop import TimeLimit
 from kgmlm.training.planner import FLOOR, LONGEST, TEXTS, Clock, fitted, time_report
 from kgmlm.training.recipes import (
-    LEAST,
+    MIN_TREE_TRIPLES,
     PLAIN,
     REVERSE_TRIPLES,
     TEXTLESS_TRIPLES,
@@ -53,7 +53,8 @@ from kgmlm.training.tune import (
 WEIGHED = 300  # validation triples of a first choice of weights, which times a larger one
 REVERSED = 20  # validation triples of a first choice of reverse scoring, which times a larger one
 CALIBRATED = 100  # validation triples of a first fit of probabilities, which times a larger one
-FEW = 50  # validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
+# Validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
+SHORT_RUN_TRIPLES = 50
 
 
 def choose_recipe(
@@ -211,7 +212,7 @@ def last_stages(
             f"not done by several processes: {' and '.join(left)}; `{resume_command}` does them in one"
         )
         return
-    few, before = None if max_steps is None else FEW, run.tuned.uses
+    few, before = None if max_steps is None else SHORT_RUN_TRIPLES, run.tuned.uses
     later = ("reverse", "trees", "calibration")
     after = [stage for stage in later if stage in recipe["stages"]]
 
@@ -234,7 +235,7 @@ def last_stages(
     if "trees" in left or (TREES in before and TREES not in now):
         with clock.stage("trees"):
             trial = recipe["preset"] == "quick"
-            found = _chosen(path, "trees", few, watch, LEAST, share("trees"), trial)["trees"]
+            found = _chosen(path, "trees", few, watch, MIN_TREE_TRIPLES, share("trees"), trial)["trees"]
         _tell_of("trees", found, watch)
     if "index" in left:
         with clock.stage("index"):
@@ -261,7 +262,7 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
         save_calibration(run, fitted_calibration(run, most=count, watch=watch))
 
     there = len(open_folder(path).graph.splits["valid"])
-    most = min(TRIPLES if max_steps is None else FEW, there)
+    most = min(TRIPLES if max_steps is None else SHORT_RUN_TRIPLES, there)
     began, first = time.monotonic(), most if seconds is None else min(most, CALIBRATED)
     try:
         fit(first)
@@ -310,7 +311,7 @@ def _chosen(
         return by(most)
     taken = time.monotonic() - began
     fitting = min(whole, int(first * (seconds - taken) / taken))
-    if only == "reverse" and fitting < min(FEW, whole):
+    if only == "reverse" and fitting < min(SHORT_RUN_TRIPLES, whole):
         watch.tell(f"no reverse scoring: there is time for only {fitting} validation triples to fit it")
         leave_out(path, "reverse")
         wanted[only] = False

@@ -28,14 +28,14 @@ from kgmlm.ranking.pair_features import PairFeatures, blocks_of
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
-from kgmlm.training.recipes import LARGE, LEAST
+from kgmlm.training.recipes import LARGE, MIN_TREE_TRIPLES
 from kgmlm.training.states import helpful_use, measured_use
 from kgmlm.training.weights import silent, validation_task
 
 CANDIDATES = 100  # best candidates of a query that trees score
 ROUNDS = 300  # of boosting, a tree each
-AT_ONCE = 1024  # lists whose features are made at once
-HOW: Mapping[str, Any] = {
+LISTS_AT_ONCE = 1024  # lists whose features are made at once
+LIGHTGBM_PARAMETERS: Mapping[str, Any] = {
     "objective": "lambdarank",
     "num_leaves": 15,
     "learning_rate": 0.05,
@@ -68,8 +68,10 @@ def check_possible(graph: KnowledgeGraph) -> None:
     if len(graph.entities) > LARGE:
         count = f"{len(graph.entities):,} entities"
         raise RunError(f"trees count the links of at most {LARGE:,} entities, and there are {count}")
-    if (there := len(graph.splits["valid"])) < LEAST:
-        raise RunError(f"trees are fitted to at least {LEAST} validation triples, and there are {there}")
+    if (there := len(graph.splits["valid"])) < MIN_TREE_TRIPLES:
+        raise RunError(
+            f"trees are fitted to at least {MIN_TREE_TRIPLES} validation triples, and there are {there}"
+        )
 
 
 def may_fit(graph: KnowledgeGraph, watch: Watcher) -> bool:
@@ -135,7 +137,7 @@ def choose_trees(
 def _features(lists: CandidateLists, of: PairFeatures) -> Floats:
     """The features ``(D, K, F)``; those that do not depend on the weights of signals were read."""
     parts = []
-    for rows in blocks_of(len(lists.queries), AT_ONCE):
+    for rows in blocks_of(len(lists.queries), LISTS_AT_ONCE):
         some = lists.take(rows)
         of_scores = of.of_scores(some.queries, some.candidates, some.mixture)
         parts.append(np.concatenate([of_scores, some.read_DKF], 2))
@@ -151,11 +153,11 @@ def _fitted(lists: CandidateLists, features: PairFeatures, tell: Callable[[], No
         _features(lists, features)[lists.open_DK],
         lists.asked_DK[lists.open_DK].astype(np.float32),
         group=lists.open_DK.sum(1),
-        params=dict(HOW),
+        params=dict(LIGHTGBM_PARAMETERS),
     )
-    how = {**HOW, "num_threads": torch.get_num_threads()}
-    found = lightgbm.train(how, data, ROUNDS, callbacks=[lambda _: tell()])
-    return forest_of(found.dump_model())
+    parameters = {**LIGHTGBM_PARAMETERS, "num_threads": torch.get_num_threads()}
+    booster = lightgbm.train(parameters, data, ROUNDS, callbacks=[lambda _: tell()])
+    return forest_of(booster.dump_model())
 
 
 def forest_of(dumped: Mapping[str, Any]) -> Forest:
@@ -183,20 +185,20 @@ class _Tree(NamedTuple):
 
 def _tree(root: Mapping[str, Any]) -> _Tree:
     """A tree of nested nodes, its leaves numbered from left to right."""
-    found = _Tree([], [])
+    tree = _Tree([], [])
 
     def add(node: Mapping[str, Any]) -> tuple[int, int]:
-        first = len(found.leaves)
+        first = len(tree.leaves)
         if "split_feature" in node:
             _, middle = add(node["left_child"])
             _, last = add(node["right_child"])
-            found.splits.append((node["split_feature"], node["threshold"], first, middle, last))
+            tree.splits.append((node["split_feature"], node["threshold"], first, middle, last))
         else:
-            found.leaves.append((node["leaf_value"], node.get("leaf_count", 1)))
-        return first, len(found.leaves)
+            tree.leaves.append((node["leaf_value"], node.get("leaf_count", 1)))
+        return first, len(tree.leaves)
 
     add(root)
-    return found
+    return tree
 
 
 def _chosen(

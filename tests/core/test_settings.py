@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from kgmlm.core.config import (
     ALL,
-    LARGEST,
-    MOST,
+    MAX_FLOAT,
+    MAX_INTEGER,
     SAMPLED,
     VALIDATED,
     RuleSettings,
@@ -18,11 +18,11 @@ from kgmlm.core.config import (
 
 
 def test_what_32_bits_cannot_hold_is_refused() -> None:
-    assert ScratchSettings(vocabulary=MOST).vocabulary == MOST
+    assert ScratchSettings(vocabulary=MAX_INTEGER).vocabulary == MAX_INTEGER
     with pytest.raises(ValidationError, match="at most"):
-        ScratchSettings(vocabulary=MOST + 1)
+        ScratchSettings(vocabulary=MAX_INTEGER + 1)
     with pytest.raises(ValidationError, match="at most"):
-        TrainingSettings(temperature=2 * LARGEST)
+        TrainingSettings(temperature=2 * MAX_FLOAT)
     assert TrainingSettings(clip=float("inf")).model_dump(mode="json")["clip"] == "inf"
     with pytest.raises(ValidationError):
         TrainingSettings(temperature=float("inf"))

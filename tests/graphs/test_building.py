@@ -102,7 +102,7 @@ def test_more_than_ids_of_32_bits_can_number_is_one_sentence(
 ) -> None:
     """Entities, or the bytes of their labels, under a bound that a test can reach."""
     triples = {"train": [("aa", "r", "bb"), ("bb", "r", "cc")]}
-    monkeypatch.setattr("kgmlm.graphs.graph.MOST", most)
+    monkeypatch.setattr("kgmlm.graphs.graph.MAX_ENTITIES", most)
     if most < 6:
         with pytest.raises(DataError, match="more than 3 entities, or labels of as many bytes"):
             build_graph("g", triples)

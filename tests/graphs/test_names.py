@@ -19,7 +19,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "columns":
         monkeypatch.setattr(names, "LARGE", 0)
     else:
-        monkeypatch.setattr(names, "FEW", 0)
+        monkeypatch.setattr(names, "FEW_NAMES", 0)
 
 
 def test_labels_win_over_names_and_case_is_forgiven(toy: KnowledgeGraph) -> None:

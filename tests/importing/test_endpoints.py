@@ -160,7 +160,7 @@ def test_pages_that_fail_are_asked_again(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoints, "PAGE", 4)
-    monkeypatch.setattr(endpoints, "LEAST", 1)
+    monkeypatch.setattr(endpoints, "MIN_PAGE", 1)
     failures: dict[int, tuple[int, dict[str, str]]] = {
         2: (503, {}),
         4: (429, {"Retry-After": "0"}),

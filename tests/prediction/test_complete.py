@@ -481,7 +481,7 @@ def test_a_list_shows_its_facts_and_has_all_of_them(
 def test_many_queries_come_with_ways_to_ask_fewer(
     calibrated_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.prediction.complete.MANY", 10)
+    monkeypatch.setattr("kgmlm.prediction.complete.MANY_QUERIES", 10)
     kgmlm.complete(calibrated_run, tmp_path / "typed.csv", known=["valid"])
     assert "`--no-typed` asks only those that training has" in capsys.readouterr().err
     kgmlm.complete(calibrated_run, tmp_path / "plain.csv", known=["valid"], typed=False)

@@ -22,7 +22,7 @@ from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import Queries, Query, Target
-from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, MISSED, Listed, Possible
+from kgmlm.ranking.constraints import IMPOSSIBLE, MIN_TRIPLES, MISSED, Listed, Possible
 from kgmlm.ranking.predictor import Predictor
 from kgmlm.ranking.ranker import Ranker, Use
 from kgmlm.ranking.retrieval import Retrieval, Retriever, entity_part, scores_of
@@ -38,7 +38,13 @@ def chain(relation: int, length: int) -> list[tuple[int, int, int]]:
 
 def test_a_relation_forbids_with_enough_triples_and_no_loop() -> None:
     train = np.array(
-        [*chain(0, LEAST), *chain(1, LEAST), (3, 1, 3), *chain(2, LEAST - 1), *chain(3, LEAST - 1) * 2]
+        [
+            *chain(0, MIN_TRIPLES),
+            *chain(1, MIN_TRIPLES),
+            (3, 1, 3),
+            *chain(2, MIN_TRIPLES - 1),
+            *chain(3, MIN_TRIPLES - 1) * 2,
+        ]
     )
     assert Possible.learn(train, 5).loop_free_R.tolist() == [True, False, False, False, False]
 

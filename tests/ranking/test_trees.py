@@ -65,8 +65,8 @@ def booster() -> tuple[Any, np.ndarray[Any, np.dtype[np.float32]]]:
     x = rng.standard_normal((600, 5)).astype(np.float32)
     x[:, 4] = np.round(x[:, 4])
     y = (x[:, 0] * x[:, 1] + x[:, 4] > 0.3).astype(np.float32)
-    data = lightgbm.Dataset(x, y, group=np.full(20, 30), params=dict(fitting.HOW))
-    return lightgbm.train(dict(fitting.HOW), data, 40), x
+    data = lightgbm.Dataset(x, y, group=np.full(20, 30), params=dict(fitting.LIGHTGBM_PARAMETERS))
+    return lightgbm.train(dict(fitting.LIGHTGBM_PARAMETERS), data, 40), x
 
 
 def test_trees_score_as_lightgbm_does(booster: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_trees_score_as_lightgbm_does(booster: tuple[Any, Any], monkeypatch: pyt
     scores = forest.scores(x)
     assert scores == pytest.approx(model.predict(x, raw_score=True), abs=1e-5)
     assert np.ptp(scores) > 1
-    monkeypatch.setattr("kgmlm.ranking.trees.AT_ONCE", 7 * forest.feature_TM.size)
+    monkeypatch.setattr("kgmlm.ranking.trees.SPLITS_AT_ONCE", 7 * forest.feature_TM.size)
     assert np.array_equal(forest.scores(x), scores)
 
 
@@ -233,7 +233,7 @@ def test_hubs_are_thinned_evenly(
     toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, knowing: Ranker
 ) -> None:
     queries, ids_BK = asked(toy)
-    monkeypatch.setattr("kgmlm.ranking.pair_features.MOST", 2)
+    monkeypatch.setattr("kgmlm.ranking.pair_features.MAX_LINKS", 2)
     monkeypatch.setattr("kgmlm.ranking.pair_features._thinned.__defaults__", (2,))
     few = PairFeatures(knowing).known(queries, ids_BK)
     column = GRAPH.index("common neighbors")

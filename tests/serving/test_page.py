@@ -162,7 +162,7 @@ def test_neighbors_that_are_told_are_listed_and_what_cannot_answer_is_marked(
     from kgmlm.ranking.predictor import Predictor
     from kgmlm.serving.explore import shown
 
-    monkeypatch.setattr("kgmlm.ranking.constraints.LEAST", 1)
+    monkeypatch.setattr("kgmlm.ranking.constraints.MIN_TRIPLES", 1)
     predictor = Predictor(toy, make_ranker(TextSettings(neighbors=2, template="natural")))
     query = Resolver(toy).query("capital", "France", None)
     found = shown(predictor, query, 1, False, np.array([query.entity]))
@@ -339,7 +339,7 @@ def test_facts_of_a_first_sample_are_shown_while_it_looks_further(
     run = shutil.copytree(folder, tmp_path / "toy")
     monkeypatch.setattr("kgmlm.serving.background.SMALL", 10)
     monkeypatch.setattr("kgmlm.serving.background.FIRST", 20)
-    monkeypatch.setattr("kgmlm.prediction.new_facts.LEAST", 0.0)
+    monkeypatch.setattr("kgmlm.prediction.new_facts.MIN_PROBABILITY", 0.0)
     seen = []
     with TestClient(service(run), HOME) as client:
         until = time.monotonic() + 300

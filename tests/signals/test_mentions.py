@@ -79,12 +79,12 @@ def test_new_entities_are_looked_for_alone(entities: EntityTable, new: list[str]
     rows = np.concatenate([np.arange(len(rest)), np.full(len(added), -1)])
     reader: Any = type("Reader", (), {"context": type("Context", (), {"entities": grown})})
     whole = Mentions.of(grown)
-    monkeypatch.setattr("kgmlm.signals.mentions.FEW", 3)
+    monkeypatch.setattr("kgmlm.signals.mentions.FEW_ENTITIES", 3)
     after = before.for_graph(reader, rows, np.zeros(1, np.int64))
     unshared = {pair for pair in found(whole) if not {"bear1", "bear2"} & {*pair}}
     assert {pair: found(after)[pair] for pair in unshared} == {pair: found(whole)[pair] for pair in unshared}
     assert found(after).keys() == found(whole).keys()
-    monkeypatch.setattr("kgmlm.signals.mentions.FEW", 0)
+    monkeypatch.setattr("kgmlm.signals.mentions.FEW_ENTITIES", 0)
     assert found(before.for_graph(reader, rows, np.zeros(1, np.int64))) == found(whole)
 
 

@@ -25,7 +25,7 @@ from kgmlm.graphs.datasets import read_folder, write_folder
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries, Query, both_sides
-from kgmlm.ranking.constraints import IMPOSSIBLE, LEAST, Functional, Possible, Typed
+from kgmlm.ranking.constraints import IMPOSSIBLE, MIN_TRIPLES, Functional, Possible, Typed
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.options import RankingOptions
@@ -43,7 +43,7 @@ class TestTypes(SignalTests):
 
 def towns(types: dict[str, str] | None = None) -> KnowledgeGraph:
     """Towns lie in countries, people live in towns; each person in one. One triple of test is odd."""
-    n = LEAST + 5
+    n = MIN_TRIPLES + 5
     train = [[f"town{i:02}", "lies_in", f"country{i % 3}"] for i in range(n)]
     train += [[f"person{i:02}", "lives_in", f"town{(i * 7) % n:02}"] for i in range(n)]
     train += [[f"person{i:02}", "knows", f"person{(i + 3) % n:02}"] for i in range(n)]
@@ -86,7 +86,7 @@ def test_typed_allows_what_fits_and_what_nothing_is_known_of() -> None:
 
 
 def test_a_relation_with_few_triples_forbids_nothing() -> None:
-    few = replace(TOWNS, splits={"train": TOWNS.splits["train"][: LEAST - 1]})
+    few = replace(TOWNS, splits={"train": TOWNS.splits["train"][: MIN_TRIPLES - 1]})
     for relation in range(len(few.relations)):
         for target in ("tail", "head"):
             query = Queries.of([Query(0, relation, target)])

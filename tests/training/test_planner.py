@@ -400,7 +400,7 @@ def test_trees_of_a_quick_run_are_tried_on_a_few_triples(
 def test_scoring_in_reverse_is_left_out_where_too_few_triples_tell_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, chosen: bool
 ) -> None:
-    monkeypatch.setattr(stages, "FEW", 3)
+    monkeypatch.setattr(stages, "SHORT_RUN_TRIPLES", 3)
     run = kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, epochs=1, **TINY).folder
     run = write_record(run, recipe={"preset": "best", "stages": ["text", "reverse"]})
     figures = stages._chosen(run.path, "reverse", 4, Hears(), 1, seconds)
