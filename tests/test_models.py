@@ -17,7 +17,7 @@ PACKS = sorted(MODELS.glob("*.kgmlm"))
 
 @pytest.mark.parametrize("path", PACKS, ids=lambda path: path.stem)
 def test_a_pack_is_small_and_described(path: Path) -> None:
-    assert path.stat().st_size < 95_000_000
+    assert path.stat().st_size < 90_000_000
     assert read_card(path)["dataset"] == path.stem
     assert f"`{path.name}`" in (MODELS / "README.md").read_text("utf-8")
     with zipfile.ZipFile(path) as archive:

@@ -11,6 +11,7 @@ itself scores, and say so by the digests of its files.
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import zipfile
@@ -177,7 +178,7 @@ def _write(output: Path, entries: Mapping[str, bytes], card: Mapping[str, Any]) 
         known = {}
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for name, data in entries.items():
-                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+                archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_LZMA)
                 known[name] = digests.Digest.of_bytes(data).model_dump()
             contents = {"format": FORMAT, "kgmlm": __version__, "name": output.stem, "card": dict(card)}
             whole = json.dumps(contents | {"files": known}, indent=1)
@@ -413,7 +414,16 @@ def _read(pack: Path, archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
         with archive.open(name) as member:
             while part := member.read(1 << 20):
                 yield part
-    except (KeyError, zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+    except (
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        OSError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise _damaged(pack, first_line(error)) from None
 
 
