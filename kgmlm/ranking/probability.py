@@ -408,7 +408,7 @@ class TripleClassifier:
         return cls(plain(ranker), calibration, rows, seen_N, validation)
 
     def without_validation(self) -> TripleClassifier:
-        """A copy that knows training alone, to ask for validation triples as if nobody knew them."""
+        """A copy whose states go by training alone, to judge validation triples themselves."""
         return replace(self, validation=self.validation[:0])
 
     @cached_property

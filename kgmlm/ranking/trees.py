@@ -30,7 +30,7 @@ from kgmlm.ranking.ranker import FirstStage, Ranker, Use
 from kgmlm.ranking.second_stage import Best, Used, best_of
 
 MOST_LEAVES = 16  # of a tree: they are the bits of a number
-SPLITS_AT_ONCE = 2**24  # splits that are looked at at once, of all pairs
+SPLIT_BATCH = 2**24  # splits evaluated together, over all pairs
 FORESTS = ("whole", "even", "odd")  # fitted to all queries of validation, and to each half of them
 
 
@@ -83,7 +83,7 @@ class Forest(NamedTuple):
     def scores(self, features_PF: Floats) -> Floats:
         """The sums of the leaves that pairs end in, ``(P,)``."""
         found = np.zeros(len(features_PF), np.float32)
-        size = max(1, SPLITS_AT_ONCE // max(1, self.feature_TM.size))
+        size = max(1, SPLIT_BATCH // max(1, self.feature_TM.size))
         for start in range(0, len(found), size):
             leaf_TP = self._leaves(features_PF[start : start + size])
             found[start : start + size] = np.take_along_axis(self.value_TL, leaf_TP, 1).sum(0)

@@ -62,7 +62,7 @@ MAPPED, LEAST_MAPPED = 1000, 20  # entities in the figure of their embeddings
 NAMED = 3  # kinds of entities that have colors there
 _SHOWN = 3  # candidates that are shown of a question
 _FACTS = 20  # new facts that are shown
-_QUESTIONS_AT_ONCE = 8  # questions whose scores are kept at once
+_QUERY_BATCH = 8  # queries whose scores are in memory together
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +213,7 @@ def questions(ranked: Ranked, ranker: Ranker, at: IntArray) -> list[Question]:
         if s in ranked.graph.splits
     ]
     counted = FilterIndex(np.concatenate(filtered), len(ranked.graph.entities))
-    for rows, scores_bN in ranker.rank(queries, batch_size=_QUESTIONS_AT_ONCE):
+    for rows, scores_bN in ranker.rank(queries, batch_size=_QUERY_BATCH):
         own = answers[rows]
         now = rank_answers(scores_bN, own, counted.lookup(queries[rows]))
         left_bN = scores_bN.copy()

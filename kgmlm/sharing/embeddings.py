@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kgmlm.ranking.ranker import Ranker
 
-ENTITIES_AT_ONCE = 2**15  # entities that are compared at a time
+ENTITY_BATCH = 2**15  # entities compared in one product
 KINDS = (Biencoder.name, Vector.name, KGE.name)  # the first that a run has is the default
 
 
@@ -243,7 +243,7 @@ def nearest(ranker: Ranker, of: str | None, entity: int, k: int) -> tuple[IntArr
     if entity not in ids:
         raise QueryError(f"the entity has no embedding by {of}, since it is in no training triple")
     asked_D = _unit(embeddings_of(ranker, of, np.array([entity])))[0]
-    parts = (ids[start : start + ENTITIES_AT_ONCE] for start in range(0, len(ids), ENTITIES_AT_ONCE))
+    parts = (ids[start : start + ENTITY_BATCH] for start in range(0, len(ids), ENTITY_BATCH))
     cosine_N = np.concatenate([_unit(embeddings_of(ranker, of, part)) @ asked_D for part in parts])
     cosine_N[ids == entity] = -np.inf
     best = np.argsort(-cosine_N, kind="stable")[: min(k, len(ids) - 1)]

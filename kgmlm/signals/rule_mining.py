@@ -24,7 +24,7 @@ from kgmlm.core.config import RuleSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals.rule_set import LONGEST, NONE, ConstantRules, PathRules, RuleSet, confidence
 
-STEPS_AT_ONCE = 2**22  # steps of paths that are taken at once
+STEP_BATCH = 2**22  # path steps expanded together
 TABLE = 2**26  # pairs of entity and directed relation that a table has a place for
 
 
@@ -224,7 +224,7 @@ def _further(links: Adjacency, tree: Tree, entity_B: IntArray, now: Frontier) ->
     if not len(row):
         return
     sizes = np.diff(now.at.indptr)[row]
-    for items in blocks(sizes, STEPS_AT_ONCE):
+    for items in blocks(sizes, STEP_BATCH):
         item, within = expanded(sizes[items])
         item += items.start
         place = now.at.indptr[row[item]] + within
@@ -234,7 +234,7 @@ def _further(links: Adjacency, tree: Tree, entity_B: IntArray, now: Frontier) ->
         some, offsets = np.unique(item, return_index=True)
         offsets = np.append(offsets, len(item))
         costs = np.add.reduceat(links.counts[column], offsets[:-1]) if len(some) else some
-        for part in blocks(costs, STEPS_AT_ONCE):
+        for part in blocks(costs, STEP_BATCH):
             ends = offsets[part.start : part.stop + 1]
             steps = slice(ends[0], ends[-1])
             taken = (now.at.data[place[steps]], column[steps], ends - ends[0])
@@ -288,7 +288,7 @@ DENSE = 20  # links of an entity on average, above which paths of three steps ar
 MIN_CONFIDENCE = 1e-3  # the least confidence of a rule
 PER_LINK = 5  # rules that are kept of those with the same body for the same relation, and ...
 PER_ANSWER = 10  # ... of those with the same head; whatever is kept for either stays
-PRODUCTS_AT_ONCE = 2**24  # steps of a product
+PRODUCT_BATCH = 2**24  # steps counted in one sparse product
 Random = np.random.Generator
 
 
@@ -349,7 +349,7 @@ def _recounted_constants(rules: ConstantRules, links: Adjacency) -> ConstantRule
     size = np.where(body >= 0, np.diff(holds.indptr)[body], 0)
     correct = np.zeros(len(rules), np.int64)
     on = np.flatnonzero((body >= 0) & (answered >= 0))
-    for part in blocks(size[on], STEPS_AT_ONCE):
+    for part in blocks(size[on], STEP_BATCH):
         both = holds[body[on[part]]].multiply(links.matrix[answered[on[part]]])
         correct[on[part]] = np.asarray(both.sum(1)).ravel().astype(np.int64)
     return replace(rules, predicted=size.astype(np.int64), correct=correct)
@@ -476,7 +476,7 @@ def _constants(links: Adjacency, support: int) -> ConstantRules:
     relation = np.concatenate([linked ^ 1, np.arange(links.directed)])
     value = np.concatenate([holder, np.full(links.directed, NONE)])
     kept: list[list[IntArray]] = []
-    for part in blocks(costs, PRODUCTS_AT_ONCE):
+    for part in blocks(costs, PRODUCT_BATCH):
         both = sp.csr_array(links.matrix[part] @ holds)
         row = np.repeat(np.arange(part.start, part.stop), np.diff(both.indptr))
         body, correct = both.indices.astype(np.int64), both.data.astype(np.int64)

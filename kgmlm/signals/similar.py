@@ -29,7 +29,7 @@ SHARPNESS = 20  # a neighbor counts e times less for each twentieth that its cos
 SMALLEST = 1e-3  # share of the neighbors below which an answer counts as none
 ANSWERS = 100  # known answers of a query that candidates are compared with; of more, so many spread evenly
 NEAREST = 3  # of these, the most similar, whose cosines are averaged
-QUERIES_AT_ONCE = 64  # queries that are compared with all entities in one product
+QUERY_BATCH = 64  # queries compared with all entities in one product
 
 
 class Similar(CountedSignal):
@@ -93,8 +93,8 @@ class SimilarEntities(Similar):
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``, 0 for candidates that no neighbor has."""
         queries = reading.queries
-        starts = range(0, len(queries), QUERIES_AT_ONCE)
-        parts = [self._shares(queries[start : start + QUERIES_AT_ONCE]) for start in starts]
+        starts = range(0, len(queries), QUERY_BATCH)
+        parts = [self._shares(queries[start : start + QUERY_BATCH]) for start in starts]
         shares_BN = np.concatenate([np.zeros((0, pool.count), np.float32), *parts])
         if pool.own:
             shares_BN = np.take_along_axis(shares_BN, pool.filled, 1)

@@ -39,7 +39,7 @@ BINS = 32  # of how often an entity fills a side: 0, 1, 2 and 3, 4 to 7, ...
 LEAST_RATE = 1e-9
 DOUBT = 0.01  # share of the new fillers of a side that could be any entity
 KEPT = 2**25  # scores of sides that are kept: 128 MB
-ENTITIES_AT_ONCE = 256  # entities whose nearest ones are looked for at once
+ENTITY_BATCH = 256  # entities whose neighbors are searched together
 PAIRS = 2**31  # of entities without types and seen ones that are compared at most: less than a minute
 AMONG = 2**16  # entities that these are looked for among at once
 
@@ -324,7 +324,7 @@ class EntityTypes:
             fewer = max(PAIRS // len(without), self.neighbors)
             seen = np.sort(np.random.default_rng(0).choice(seen, min(fewer, len(seen)), replace=False))
         vectors, k = self.vectors_ND(), min(self.neighbors, len(seen))
-        parts = [without[i : i + ENTITIES_AT_ONCE] for i in range(0, len(without), ENTITIES_AT_ONCE)]
+        parts = [without[i : i + ENTITY_BATCH] for i in range(0, len(without), ENTITY_BATCH)]
         near = np.concatenate([_nearest(vectors, part, seen, k) for part in parts])
         counts_NS, has_NF, source_N = self.own
         where = (np.repeat(without, k), seen[near].ravel())

@@ -23,7 +23,7 @@ from kgmlm.runs.folder import RunFolder
 from kgmlm.signals import SIGNALS, is_signed
 
 COUNTING = "counting answers in training"
-COUNTS_AT_ONCE = 2**22  # counts that are looked up at once
+COUNT_BATCH = 2**22  # counts looked up together
 
 
 class Counting(PlainScorer):
@@ -54,7 +54,7 @@ class Figure(NamedTuple):
 def counted(graph: KnowledgeGraph, triples: int = 0, split: str = "valid", side: Side = "both") -> Figure:
     """The MRR of counting on a seeded sample of a split; 0 is all of it."""
     asked = Protocol(split=split, max_triples=triples, side=side)
-    found = evaluate(Counting(graph), graph, asked, batch_size=max(1, COUNTS_AT_ONCE // len(graph.entities)))
+    found = evaluate(Counting(graph), graph, asked, batch_size=max(1, COUNT_BATCH // len(graph.entities)))
     reciprocal_B = 1 / found.ranks.of_type("realistic")
     return Figure(COUNTING, float(reciprocal_B.mean()), half_interval(reciprocal_B))
 

@@ -34,7 +34,7 @@ from kgmlm.training.weights import silent, validation_task
 
 CANDIDATES = 100  # best candidates of a query that trees score
 ROUNDS = 300  # of boosting, a tree each
-LISTS_AT_ONCE = 1024  # lists whose features are made at once
+LIST_BATCH = 1024  # candidate lists whose features are computed together
 LIGHTGBM_PARAMETERS: Mapping[str, Any] = {
     "objective": "lambdarank",
     "num_leaves": 15,
@@ -137,7 +137,7 @@ def choose_trees(
 def _features(lists: CandidateLists, of: PairFeatures) -> Floats:
     """The features ``(D, K, F)``; those that do not depend on the weights of signals were read."""
     parts = []
-    for rows in blocks_of(len(lists.queries), LISTS_AT_ONCE):
+    for rows in blocks_of(len(lists.queries), LIST_BATCH):
         some = lists.take(rows)
         of_scores = of.of_scores(some.queries, some.candidates, some.mixture)
         parts.append(np.concatenate([of_scores, some.read_DKF], 2))

@@ -76,7 +76,7 @@ def test_trees_score_as_lightgbm_does(booster: tuple[Any, Any], monkeypatch: pyt
     scores = forest.scores(x)
     assert scores == pytest.approx(model.predict(x, raw_score=True), abs=1e-5)
     assert np.ptp(scores) > 1
-    monkeypatch.setattr("kgmlm.ranking.trees.SPLITS_AT_ONCE", 7 * forest.feature_TM.size)
+    monkeypatch.setattr("kgmlm.ranking.trees.SPLIT_BATCH", 7 * forest.feature_TM.size)
     assert np.array_equal(forest.scores(x), scores)
 
 

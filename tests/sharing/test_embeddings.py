@@ -105,7 +105,7 @@ def test_a_label_with_spaces_is_a_word_of_word2vec(tmp_path: Path) -> None:
 def test_the_most_similar_have_the_highest_cosine(
     run: Path, of: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kgmlm.sharing.embeddings.ENTITIES_AT_ONCE", 7)
+    monkeypatch.setattr("kgmlm.sharing.embeddings.ENTITY_BATCH", 7)
     found = kgmlm.embeddings(run, of, progress=False)
     unit = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
     at = found.labels.index("france")

@@ -47,7 +47,7 @@ def test_paths_lead_where_a_walk_leads(
     tree = Tree(np.zeros(len(chosen), np.int64), padded(chosen), 1, DIRECTED)
     starts = [triples[0][0], *starts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rule_mining, "STEPS_AT_ONCE", most)
+        patch.setattr(rule_mining, "STEP_BATCH", most)
         found = {
             (int(query[i]), int(node[i]), int(y))
             for query, node, reached in ground(links, tree, np.array(starts), np.zeros_like(starts))

@@ -126,7 +126,7 @@ def test_of_large_graphs_samples_are_taken_the_same_for_a_seed(
 
 def test_products_in_blocks_find_the_same(toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     before = mined(toy)
-    monkeypatch.setattr(rule_mining, "PRODUCTS_AT_ONCE", 1)
+    monkeypatch.setattr(rule_mining, "PRODUCT_BATCH", 1)
     assert mined(toy) == before
     monkeypatch.setattr(rule_mining, "PER_LINK", 1)
     monkeypatch.setattr(rule_mining, "PER_ANSWER", 1)
