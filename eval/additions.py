@@ -36,7 +36,7 @@ def row_of(name: str, model: str, preset: Any, seed: int, folder: Path) -> dict[
     full = folder / "linked"
     seeds: dict[str, Any] = {section: {"seed": seed} for section in ("training", "biencoder", "kge", "rules")}
     cpu, started = time.process_time(), time.monotonic()
-    kgmlm.train(name, model, full, preset=preset, progress=False, **seeds)
+    kgmlm.train(name, model, full, preset=preset, progress=False, settings=seeds)
     spent = {"seconds": round(time.monotonic() - started), "cpu_seconds": round(time.process_time() - cpu)}
     without, trees = folder / "without", folder / "trees"
     shutil.copytree(full, without)

@@ -22,7 +22,6 @@ import typer
 
 import kgmlm
 from kgmlm.runs import provenance
-from kgmlm.runs.options import RankingOptions
 
 RECIPES = Path(__file__).parent / "recipes"
 TEXT: dict[str, Any] = {
@@ -34,7 +33,7 @@ TEXT: dict[str, Any] = {
 
 def on_test(path: Path, rerank: int | None) -> tuple[float, float]:
     """Test MRR, and milliseconds per query."""
-    run, started = kgmlm.open_run(path, RankingOptions(rerank=rerank)), time.monotonic()
+    run, started = kgmlm.open_run(path, rerank=rerank), time.monotonic()
     metrics = kgmlm.evaluate(run, progress=False).metrics
     taken = time.monotonic() - started
     queries = 2 * len(run.graph.splits["test"])
@@ -47,11 +46,14 @@ def measured(graph: str, model: str, seed: int, weight: float, epochs: float) ->
         path, cpu = Path(temporary) / "run", time.process_time()
         training = {"autoregressive": weight, "seed": seed}
         if model == "scratch":
-            how: dict[str, Any] = {"config": RECIPES / "umls-scratch.toml", "training": training}
+            how: dict[str, Any] = {
+                "config": RECIPES / "umls-scratch.toml",
+                "settings": {"training": training},
+            }
         else:
             whole = TEXT["training"] | training | {"epochs": epochs, "eval_every": epochs}
             sections = TEXT | {"training": whole}
-            how = {"preset": "plain", **sections}
+            how = {"preset": "plain", "settings": sections}
         run = kgmlm.train(graph, model, path, progress=False, onnx=False, calibrate=False, **how)
         cpu = time.process_time() - cpu
         found = kgmlm.tune(path, add="conditional", progress=False)["conditional"]

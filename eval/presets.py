@@ -91,7 +91,7 @@ def measured(
         cpu, started = time.process_time(), time.monotonic()
         run = kgmlm.train(
             graph, model, kept or Path(temporary) / "run", preset=preset_of(variant), progress=False,
-            **sections,
+            settings=sections,
         )  # fmt: skip
         row = {
             "graph": name,

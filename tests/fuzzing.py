@@ -39,7 +39,6 @@ from damaging import (
     table_of,
 )
 
-from kgmlm.cli.rank import read_queries
 from kgmlm.core import tables
 from kgmlm.core.config import KGESettings, dump_settings, load_protocol, load_settings
 from kgmlm.core.digests import Digest
@@ -48,7 +47,7 @@ from kgmlm.evaluation import compare, metrics
 from kgmlm.graphs.datasets import load_graph, read_entities, write_folder
 from kgmlm.graphs.entities import TEXT_COLUMNS
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.names import Resolver, read_queries
 from kgmlm.graphs.queries import Query
 from kgmlm.importing.import_graph import import_graph
 from kgmlm.prediction.calibration import fit, save_calibration

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kgmlm.core.config import Settings, load_settings
+from kgmlm.core.options import described
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.ranker import Mixture, Ranker
 from kgmlm.training.loop import Outcome, train
+from kgmlm.training.options import TrainOptions
 from kgmlm.training.start import start_run
 
 BASE = [
@@ -23,6 +25,18 @@ TINY: dict[str, Any] = {
     "preset": "plain", "onnx": False, "batch_size": 16,
     "scratch": {"hidden_size": 32, "heads": 2, "vocabulary": 400},
 }  # fmt: skip
+
+
+def arguments(**given: Any) -> dict[str, Any]:
+    """Arguments of kgmlm.train: its options, and what is none among its settings."""
+    options = {option.name for option in described(TrainOptions)}
+    sections = {name: value for name, value in given.items() if name not in options}
+    named = {
+        name if name in Settings.model_fields or "." in name else f"training.{name}": value
+        for name, value in sections.items()
+    }
+    return {name: value for name, value in given.items() if name in options} | {"settings": named}
+
 
 VECTORS = ("vector.enabled=true", "vector.max_length=24", "vector.memory=12")
 

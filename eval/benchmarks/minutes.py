@@ -83,7 +83,12 @@ class Bench:
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
             run = kgmlm.train(
-                self.graph, model, Path(folder) / "run", minutes=minutes, progress=False, seed=seed
+                self.graph,
+                model,
+                Path(folder) / "run",
+                minutes=minutes,
+                progress=False,
+                settings={"training.seed": seed},
             )
             taken = (time.monotonic() - began) / 60
             chosen = run.folder.tuned.by["valid"]

@@ -13,12 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from dataclasses import MISSING
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
+
+from kgmlm.core.options import Declared, Options, described
 
 
 def say(message: str) -> None:
@@ -84,7 +87,7 @@ def _files_of(inputs: Set[str], given: dict[str, Any]) -> Iterator[dict[str, Any
     streams = {
         name: path
         for name, path in given.items()
-        if name in inputs and path is not None
+        if name in inputs and isinstance(path, Path)
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
     }
     if not streams:
@@ -131,29 +134,14 @@ def _spooled(stream: Path, folder: Path) -> Path:
     return whole.rename(folder / f"{name}{kind}{'.gz' * packed}")
 
 
-Options = dict[str, tuple[Any, Any]]  # options that commands share: by name, the annotation and the default
 LAST = ("as_json", "as_csv", "quiet")  # in the help of a command
 
 
-def option(
-    kind: Any, default: Any, help: str, *names: str, read: bool = False, **more: Any
-) -> tuple[Any, Any]:
-    """An option for :data:`Options`; ``read``: of a file that may be -, a pipe or a device."""
-    more = {"show_default": False, **more} if default is None else more
-    declared = typer.Option(*names, help=help, **more)
-    return (Annotated[kind, declared, INPUT] if read else Annotated[kind, declared]), default
+def command(*kinds: type[Options]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command, with its own options and those of dataclasses.
 
-
-def flag(name: str, help: str) -> tuple[Any, Any]:
-    """An option without a value for :data:`Options`."""
-    return Annotated[bool, typer.Option(name, help=help)], False
-
-
-def command(*groups: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a command: with groups of shared options, and one sentence for what users can mend.
-
-    The function gets the options of the groups as keywords. It exits with code 2 after an error, 130 after
-    Ctrl-C and 143 after SIGTERM.
+    The function gets the values of the dataclasses' options as keywords. The command exits with code 2 and
+    one sentence after an error that users can mend, with 130 after Ctrl-C and 143 after SIGTERM.
     """
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
@@ -164,24 +152,54 @@ def command(*groups: Options) -> Callable[[Callable[..., None]], Callable[..., N
             for name, parameter in inspect.signature(function).parameters.items()
             if parameter.kind != keywords
         }
-        shared = {
-            name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for group in groups
-            for name, (annotation, default) in group.items()
-        }
+        declared = {x.name: x for kind in kinds for x in described(kind) if x.about.command is not None}
+        shared = {name: _parameter(x) for name, x in declared.items() if name not in own}
         parameters = sorted((own | shared).values(), key=lambda parameter: parameter.name in LAST)
         parameters = [x.replace(kind=Parameter.KEYWORD_ONLY) for x in parameters]
         inputs = {x.name for x in parameters if INPUT in getattr(x.annotation, "__metadata__", ())}
+        defaults = {name: x.default for name, x in declared.items() if x.default is not MISSING}
 
         @wraps(function)
         def wrapper(**given: Any) -> None:
-            _run(function, given, inputs)
+            unset = {name: defaults[name] for name in defaults if given[name] in (None, [])}
+            _run(function, given | unset, inputs)
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {x.name: x.annotation for x in parameters}
         return wrapper
 
     return made
+
+
+def _parameter(option: Declared) -> Parameter:
+    """The parameter of a command that an option makes."""
+    about, required = option.about, option.default is MISSING
+    default = Parameter.empty if required else option.default
+    if not required and (
+        get_origin(option.kind) is list or not isinstance(default, bool | int | float | str)
+    ):
+        default = None
+    kind = option.kind if required or default is not None else option.kind | None
+    more: dict[str, Any] = {"help": about.help, "show_default": default not in (None, Parameter.empty, "")}
+    if about.is_argument:
+        made = typer.Argument(metavar=about.metavar, **more)
+    else:
+        made = typer.Option(
+            *_names(option), min=about.at_least, max=about.at_most, metavar=about.metavar,
+            envvar=about.environment, show_envvar=False, autocompletion=about.choices, **more,
+        )  # fmt: skip
+    annotation = Annotated[kind, made, INPUT] if about.is_input else Annotated[kind, made]
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _names(option: Declared) -> tuple[str, ...]:
+    """The names of an option; one that is on by default can be turned off."""
+    if option.about.names:
+        return option.about.names
+    name = option.name.replace("_", "-")
+    if option.kind is bool:
+        return (f"--{name}/--no-{name}",) if option.default is True else (f"--{name}",)
+    return (f"--{name}",)
 
 
 def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str]) -> None:
@@ -249,199 +267,7 @@ FolderArgument = Annotated[  # of commands that write the run
     Path,
     typer.Argument(help="A run folder, made by `kgmlm train`.", show_default=False),
 ]
-Device = Annotated[str | None, typer.Option(help="Such as cpu or cuda; by default a GPU where there is one.")]
-
-
-def _scores() -> list[str]:
-    from kgmlm.signals import SIGNALS
-
-    return ["all", "text", *SIGNALS]
-
-
-def _datasets() -> list[str]:
-    from kgmlm.graphs.cards import card_names
-
-    return card_names()
-
-
-Scores = Annotated[
-    str,
-    typer.Option(
-        autocompletion=_scores,
-        help="all signals; text (likelihood and entity vectors alone); or one signal, such as kge.",
-    ),
-]
-Retrieve = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Score only this many entities per query, found by the index (`kgmlm index`); 0 scores all.",
-    ),
-]
-Rerank = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`), in runs "
-        "that do so; by default as many as validation chose. 0 leaves out all second stages, trees, too.",
-    ),
-]
-Candidates = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Score in reverse at most this many candidates; by default reverse.candidates, and 100 by "
-        "trees.",
-        show_default=False,
-    ),
-]
-ChosenOn = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="How many validation triples to choose on, a seeded sample; 0 is all. By default all, but "
-        "training.eval_triples for reverse scoring.",
-        show_default=False,
-    ),
-]
-Precision = Annotated[
-    Literal["fp32", "bf16"],
-    typer.Option(help="fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."),
-]
-RuntimeOption = Annotated[
-    Literal["auto", "torch", "onnx"],
-    typer.Option(
-        "--runtime",
-        help="What reads texts: torch, or ONNX Runtime in runs that `kgmlm onnx` has made ready for it; auto "
-        "takes the latter on a CPU where it can do all that is asked.",
-    ),
-]
-EntityTriples = Annotated[
-    Path | None,
-    typer.Option(
-        help="What is known of the new entities: a file of triples (head, relation, tail), each with one of "
-        "them. They count like training triples, and are known answers.",
-    ),
-    INPUT,
-]
-BatchSize = Annotated[int, typer.Option(min=1, help="Queries per forward pass.")]
-Prior = Annotated[
-    float,
-    typer.Option(help="The share of true triples among those that are asked about; above 0 and below 1."),
-]
-RelationsPrior = Annotated[
-    float | None,
-    typer.Option(
-        "--prior",
-        help="Where relations are ranked: the share of true triples among those that are asked about, .5 by "
-        "default.",
-        show_default=False,
-    ),
-]
-AllowSelf = Annotated[
-    bool,
-    typer.Option(
-        "--allow-self",
-        help="Let the query's entity be its own answer even where no training triple of the relation links "
-        "an entity to itself.",
-    ),
-]
-Typed = Annotated[
-    bool,
-    typer.Option(
-        "--typed",
-        help="Leave out (`evaluate`: rank last) the entities whose types do not fit: what training has of a "
-        "relation's heads and tails, and given types.",
-    ),
-]
-Functional = Annotated[
-    bool,
-    typer.Option(
-        "--functional",
-        help="Leave out (`evaluate`: rank last) second answers where a relation has one answer per entity in "
-        "training.",
-    ),
-]
-Unlinked = Annotated[
-    bool,
-    typer.Option(
-        "--unlinked",
-        help="Leave out (`evaluate`: rank last) the entities that training links to the query's entity by "
-        "another triple, in either direction.",
-    ),
-]
-CandidateList = Annotated[
-    Path | None,
-    typer.Option(
-        "--candidates",
-        help="A table of the entities that can answer: a column entity and, if you like, relation and side "
-        "(head or tail).",
-        show_default=False,
-        exists=False,
-    ),
-]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Read all files of the run first and see that none has changed.")
-]
-Dataset = Annotated[
-    str | None,
-    typer.Option(
-        help="A built-in dataset, or a folder with train.tsv.",
-        show_default=False,
-        autocompletion=_datasets,
-    ),
-]
-Decay = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        help="With --resume: end the training after this many more epochs, in which the learning rate falls "
-        "to 0 (see training.schedule). Copy the run's folder first if you may train on from here.",
-    ),
-]
-MaxSteps = Annotated[
-    int | None,
-    typer.Option(min=1, help="Stop each stage after this many steps, as for a smoke test."),
-]
-RayCluster = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        help="Have workers of Ray score: `local` starts Ray here, HOST:PORT is a cluster that this machine "
-        "is a node of. Each worker has one CPU (with --device cuda also one GPU) and the model in memory.",
-        show_default=False,
-    ),
-]
-WorkerCount = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=1024,
-        help="With --ray: how many; by default as many as this machine has CPUs.",
-        show_default=False,
-    ),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars, no notes.")]
-SkipHeader = Annotated[
-    bool,
-    typer.Option("--skip-header", help="Leave out the first line of each of the folder's files of triples."),
-]
-RANKING: Options = {
-    "scores": (Scores, "all"),
-    "allow_self": (AllowSelf, False),
-    "typed": (Typed, False),
-    "functional": (Functional, False),
-    "unlinked": (Unlinked, False),
-    "candidates": (CandidateList, None),
-    "rerank": (Rerank, None),
-    "retrieve": (Retrieve, None),
-}
-WORKERS: Options = {"ray": (RayCluster, None), "workers": (WorkerCount, None)}
-OTHER_GRAPH: Options = {
-    "allow_seen_entities": flag("--allow-seen-entities", "--graph may share entities with training."),
-    "allow_new_relations": flag("--allow-new-relations", "--graph may have relations that training has not."),
-    "skip_header": (SkipHeader, False),
-}

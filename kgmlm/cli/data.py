@@ -7,17 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kgmlm.cli.common import (
-    Json,
-    Options,
-    Quiet,
-    SkipHeader,
-    command,
-    fail,
-    flag,
-    option,
-)
+from kgmlm.cli.common import Json, Quiet, command, fail
 from kgmlm.cli.printing import plain_table, print_json, print_lines, stdout, tell
+from kgmlm.graphs.options import CheckOptions, ShowOptions, SplitOptions
+from kgmlm.importing.options import ImportOptions
 
 data_app = typer.Typer(help="List, prepare, check, show, split and import datasets.", no_args_is_help=True)
 
@@ -53,12 +46,11 @@ def data_prepare(
 
 
 @data_app.command("check")
-@command()
+@command(CheckOptions)
 def data_check(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
-    model: Annotated[str | None, typer.Option(help="Count name lengths in this model's tokens.")] = None,
-    skip_header: SkipHeader = False,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
 
@@ -68,7 +60,7 @@ def data_check(
     from kgmlm.data import check as job
     from kgmlm.graphs.cards import card_names
 
-    found = job(dataset, model=model, skip_header=skip_header)
+    found = job(dataset, **given)
     if as_json:
         print_json(found.as_json())
     else:
@@ -82,17 +74,16 @@ def data_check(
 
 
 @data_app.command("show")
-@command()
+@command(ShowOptions)
 def data_show(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset or a folder.")],
-    entity: Annotated[str | None, typer.Option(help="Show one entity and its training triples.")] = None,
-    skip_header: SkipHeader = False,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Show a dataset's card and a few triples, or one entity."""
     from kgmlm.data import show as job
 
-    shown = job(dataset, entity=entity, skip_header=skip_header)
+    shown = job(dataset, **given)
     if as_json:
         print_json(shown.as_json())
     else:
@@ -100,70 +91,11 @@ def data_show(
 
 
 @data_app.command("split")
-@command()
+@command(SplitOptions)
 def data_split(
     output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
-    dataset: Annotated[
-        str | None,
-        typer.Argument(
-            help="A built-in dataset or a folder; with dates, a file of triples, too.", show_default=False
-        ),
-    ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Draw triples at random.")] = False,
-    entities: Annotated[
-        float | None,
-        typer.Option(
-            help="Hold out this share of the entities for test, as many for validation, with their triples.",
-            show_default=False,
-        ),
-    ] = None,
-    newest: Annotated[
-        float | None,
-        typer.Option(help="Split by date: this share, the newest, is for test.", show_default=False),
-    ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(
-            help="Split by date: what is later is for test. A year, a month (2023-05), a day, a time or a "
-            "Unix time.",
-            show_default=False,
-        ),
-    ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(help="With --after: leave out what is later still.", show_default=False),
-    ] = None,
-    versions: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="OLD NEW",
-            help="Two states of a graph, folders or files (RDF, too), instead of a dataset: what NEW adds is "
-            "for test.",
-            show_default=False,
-        ),
-    ] = None,
-    date_column: Annotated[
-        str | None,
-        typer.Option(
-            help="The column of dates, or its number from 1 where triples have no header; by default date, "
-            "created or time.",
-            show_default=False,
-        ),
-    ] = None,
-    valid: Annotated[
-        str | None,
-        typer.Option(
-            help="The share of the triples for validation, by default 0.1; or what validation is drawn by, "
-            "newest, entities or random: by default the newest where there are dates, else entities.",
-            show_default=False,
-        ),
-    ] = None,
-    test: Annotated[
-        float | None, typer.Option(help="With --random: share of the triples for test, by default 0.1.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    skip_header: SkipHeader = False,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
 
@@ -174,144 +106,19 @@ def data_split(
     from kgmlm.core.progress import Bars
     from kgmlm.data import split as job
 
-    made = job(
-        dataset,
-        output,
-        random=random,
-        entities=entities,
-        newest=newest,
-        after=after,
-        until=until,
-        versions=versions,
-        date_column=date_column,
-        valid=_share_or_word(valid),
-        test=test,
-        seed=seed,
-        skip_header=skip_header,
-        progress=Bars(),
-    )
+    made = job(output=output, progress=Bars(), **given)
     if as_json:
         print_json(made.as_json())
-
-
-def _share_or_word(text: str | None) -> Any:
-    """A share as a number; what is none as it is."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
 
 
 LISTED = 5  # predicates of what is left out
 
 
-def _formats() -> list[str]:
-    from kgmlm.importing.edges import EDGES
-    from kgmlm.importing.layouts import LAYOUTS
-    from kgmlm.importing.statements import READERS
-    from kgmlm.importing.stix import STIX
-
-    return [*READERS, *LAYOUTS, *EDGES, STIX]
-
-
-WANTED: Options = {
-    "name_predicates": option(
-        list[str] | None,
-        None,
-        "The IRI of a further predicate of names, or the property of Neo4j, which goes before others; may be "
-        "given several times, as the following may.",
-        "--name-predicate",
-    ),
-    "description_predicates": option(
-        list[str] | None, None, "Likewise of descriptions.", "--description-predicate"
-    ),
-    "skip": option(
-        list[str] | None, None, "A relation to leave out, by its IRI or type.", "--skip-predicate"
-    ),
-    "keep_only": option(list[str] | None, None, "A relation to keep; others are not."),
-    "skip_blank": flag("--skip-blank", "Leave out the triples of blank nodes."),
-    "skip_deprecated": flag("--skip-deprecated", "Leave out entities that are no longer to be used."),
-    "key": option(str | None, None, "Of Neo4j: the property whose value becomes the label of an entity."),
-    "nodes": option(
-        list[Path] | None, None, "Of a table of edges: its table of nodes, for names, types and descriptions."
-    ),
-    "node_columns": option(
-        str | None,
-        None,
-        "Of --nodes: its columns of label, name, types, description and aliases, such as "
-        "id,name,category,description; known names (id, name, category, ...) need not be given.",
-    ),
-    "encoding": option(str | None, None, "Of tables, such as cp1252; by default UTF-8."),
-    "context": option(
-        Path | None, None, "Of JSON-LD: a file with the context that it names by an address; none is fetched."
-    ),
-}
-
-
-@command(WANTED)
+@command(ImportOptions)
 def data_import(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            help="N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD, RDF/XML, a Wikidata JSON dump or STIX (also "
-            "a folder of it); .gz, .bz2, .xz, .zst and .zip, too. Or tables of edges (--columns). Or the "
-            "folder of a benchmark, as KG-BERT, OpenKE, SimKGC, CoDEx, DGL-KE or OpenBioLink have it. Or a "
-            "SPARQL endpoint, sparql+https://HOST/QUERY, or Neo4j, bolt://HOST/DATABASE.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[Path, typer.Option(help="The dataset folder to write.", show_default=False)],
-    language: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of names and descriptions, by default en. Give several in order of preference: an entity "
-            "has its text in the first that there is.",
-            show_default=False,
-        ),
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            autocompletion=_formats,
-            help="ntriples, nquads, turtle, trig, n3, jsonld, rdfxml, wikidata or stix; of tables table, "
-            "hetionet, primekg or conceptnet; of folders kg-bert, openke, simkgc, codex, dgl-ke or "
-            "openbiolink; by default by the names of the files.",
-            show_default=False,
-        ),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="What relative IRIs are relative to.", show_default=False)
-    ] = None,
-    split: Annotated[
-        bool,
-        typer.Option("--split", help="Also draw a tenth of the triples each for validation and for test."),
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of --split.")] = 0,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            help="The columns of a table that have heads, relations and tails: names in its first line, "
-            "such as source,type,target, or numbers from 1 where it has no such line.",
-            show_default=False,
-        ),
-    ] = None,
-    separator: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a table's columns; by default a comma in .csv, else a tab.", show_default=False
-        ),
-    ] = None,
-    query: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with what an endpoint is asked: SPARQL that selects three variables, of heads, "
-            "relations and tails; by default all triples.",
-            show_default=False,
-        ),
-    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    **wanted: Any,
+    **given: Any,
 ) -> None:
     """Make a dataset folder of RDF files, a Wikidata dump, tables of edges or a benchmark's folder.
 
@@ -324,25 +131,13 @@ def data_import(
     from kgmlm.core.progress import Bars
     from kgmlm.importing.import_graph import import_graph
 
-    if wanted["node_columns"]:
-        wanted["node_columns"] = wanted["node_columns"].split(",")
-    report = import_graph(
-        [Path("/dev/stdin") if str(path) == "-" else path for path in files],
-        output,
-        format=format,
-        language=language or "en",
-        base=base,
-        **{name: value for name, value in wanted.items() if value},
-        split=split,
-        seed=seed,
-        columns=None if columns is None else columns.split(","),
-        separator=separator,
-        query=None if query is None else read_bytes(query).decode("utf-8", "replace"),
-        progress=Bars(quiet),
-    )
+    inputs = [Path("/dev/stdin") if str(path) == "-" else path for path in given["inputs"]]
+    query = None if given["query"] is None else read_bytes(given["query"]).decode("utf-8", "replace")
+    report = import_graph(progress=Bars(quiet), **given | {"inputs": inputs, "query": query})
     if as_json:
         print_json(report)
         return
+    output = given["output"]
     triples, entities = counted(report["triples"], "triple"), counted(report["entities"], "entity")
     print(f"{output}: {triples} of {entities} and {counted(report['relations'], 'relation')}")
     whats = (

@@ -10,24 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kgmlm.cli.common import (
-    INPUT,
-    RANKING,
-    BatchSize,
-    Device,
-    FolderArgument,
-    Json,
-    Options,
-    Precision,
-    Quiet,
-    RunArgument,
-    RuntimeOption,
-    command,
-    flag,
-    option,
-)
+from kgmlm.cli.common import FolderArgument, Json, Quiet, RunArgument, command
 from kgmlm.cli.printing import print_json, print_lines, tell
 from kgmlm.cli.train import print_update
+from kgmlm.core.options import described
+from kgmlm.reporting.options import ReportOptions
+from kgmlm.runs.options import RankingOptions
+from kgmlm.serving.options import ServeOptions
+from kgmlm.sharing.options import PackOptions, PushOptions
+from kgmlm.training.options import FeedbackOptions
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -162,42 +153,7 @@ def config(
         print("\n\n".join([*([] if protocol else [HEADER]), *(section.as_toml() for section in sections)]))
 
 
-SERVE: Options = {
-    "port": option(int, 8000, "Where it listens; 0 takes a free port.", min=0, max=65535),
-    "host": option(
-        str, "127.0.0.1", "By default only this machine can ask; others need --token or --no-token."
-    ),
-    "token": option(
-        str | None,
-        None,
-        "What clients must send ('Authorization: Bearer TOKEN'); better set as KGMLM_TOKEN.",
-        envvar="KGMLM_TOKEN",
-        show_envvar=False,
-    ),
-    "no_token": flag("--no-token", "Let everybody in who reaches the address."),
-    "writable": flag(
-        "--writable",
-        "Let clients add entities, which are kept until the process ends; with --no-token, write "
-        "everybody's judgments to the run, too.",
-    ),
-    "batch_size": (BatchSize, 64),
-    "window": option(
-        float, 5.0, "Milliseconds that the first query of a batch waits for others.", min=0, max=1000
-    ),
-    "queue": option(int, 1024, "Queries that may wait; more are answered 503.", min=1),
-    "watch": flag("--watch", "Open the run again when it has changed; no request is dropped."),
-    "log": flag("--log", "Print each request."),
-    "root_path": option(
-        str, "", "The path below which a proxy has the service, such as /kg, and which it takes off."
-    ),
-}
-
-
-@command(
-    SERVE,
-    RANKING,
-    {"precision": (Precision, "fp32"), "device": (Device, None), "runtime": (RuntimeOption, "auto")},
-)
+@command(ServeOptions, RankingOptions)
 def serve(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     """Serve a run as a JSON API until Ctrl-C or SIGTERM: /rank, /explain, /classify, /entities and more.
 
@@ -209,40 +165,17 @@ def serve(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     from kgmlm.runs.run import open_run
     from kgmlm.serving.serve import serve as job
 
-    asked = {name: given.pop(name) for name in SERVE}
-    asked["window"] /= 1000
+    ranking = {x.name: given[x.name] for x in described(RankingOptions)}
     job(
-        open_run(run, **given),
+        open_run(run, **ranking),
         progress=Bars(quiet),
         ready=lambda url: tell(f"{run} is served at {url}; {url}/docs describes it; Ctrl-C ends it"),
-        **asked,
+        **{name: value for name, value in given.items() if name not in ranking},
     )
 
 
-@command()
-def pack(
-    run: RunArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="The file to write; by default RUN.kgmlm beside the run.", show_default=False),
-    ] = None,
-    no_kge: Annotated[
-        bool, typer.Option("--no-kge", help="Leave out graph embeddings; other weights stay as they are.")
-    ] = False,
-    no_onnx: Annotated[
-        bool, typer.Option("--no-onnx", help="Leave out what ONNX Runtime needs to rank without torch.")
-    ] = False,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate",
-            help="Fit probabilities to what the pack scores and keep them in it; RUN may then be a pack.",
-        ),
-    ] = False,
-    device: Device = None,
-    batch_size: BatchSize = 64,
-    quiet: Quiet = False,
-) -> None:
+@command(PackOptions)
+def pack(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     """Pack a run into one file, with int8 weights, that every command opens like the run.
 
     A run's own probabilities are left out, since rounded weights score a little differently.
@@ -250,10 +183,7 @@ def pack(
     from kgmlm.core.progress import Bars
     from kgmlm.sharing.pack import pack as job
 
-    made = job(
-        run, output, kge=not no_kge, onnx=not no_onnx, calibrate=calibrate, batch_size=batch_size,
-        device=device, progress=Bars(quiet),
-    )  # fmt: skip
+    made = job(run, progress=Bars(quiet), **given)
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 
 
@@ -268,27 +198,8 @@ def unpack(
     print(job(pack, output).path)
 
 
-@command()
-def push(
-    run: RunArgument,
-    to: Annotated[str, typer.Argument(help="USER/NAME of the repository.", show_default=False)],
-    private: Annotated[bool, typer.Option("--private", help="Make it private, where it is new.")] = False,
-    license: Annotated[
-        str | None,
-        typer.Option(help="License of texts and triples, for the model card.", show_default=False),
-    ] = None,
-    evaluation: Annotated[
-        Path | None,
-        typer.Option(
-            help="What `kgmlm evaluate --output` wrote, for the card; else it has figures of validation.",
-            show_default=False,
-        ),
-        INPUT,
-    ] = None,
-    message: Annotated[str, typer.Option(help="Message of the commit.")] = "Push a run of kgmlm",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command(PushOptions)
+def push(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Push a run to a Hugging Face Hub: its pack, its masked LM for transformers, and a model card.
 
     Every command that reads a run then takes hf://USER/NAME, or hf://USER/NAME@REVISION. The access token is
@@ -297,62 +208,24 @@ def push(
     from kgmlm.core.progress import Bars
     from kgmlm.sharing.push import push as job
 
-    done = job(
-        run, to, private=private, license=license, evaluation=evaluation, message=message,
-        progress=Bars(quiet),
-    )  # fmt: skip
+    done = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(done)
     else:
         print(f"{done['url']}: {done['bytes'] / 2**20:.1f} MiB; {done['name']} opens this version")
 
 
-@command()
-def report(
-    run: RunArgument,
-    output: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
-    ranks: Annotated[
-        Path | None,
-        typer.Option(
-            help="Ranks that `evaluate` wrote for this run; by default those that it has kept, if the run is "
-            "still the same, else the run is evaluated.",
-            show_default=False,
-        ),
-        INPUT,
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(help="Whose triples to ask; by default test, else valid.", show_default=False),
-    ] = None,
-    max_triples: Annotated[
-        int | None, typer.Option(min=1, help="Ask only this many triples, a seeded sample.")
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(help="Another run on the same graph, shown beside it.", show_default=False)
-    ] = None,
-    batch_size: BatchSize = 64,
-    device: Device = None,
-    quiet: Quiet = False,
-) -> None:
+@command(ReportOptions)
+def report(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     """Write a report of a run as one HTML file: curves, metrics, calibration, weights, questions, audit."""
     from kgmlm.core.progress import Bars
     from kgmlm.reporting.report import report as job
 
-    made = job(
-        run,
-        output,
-        ranks=ranks,
-        split=split,
-        max_triples=max_triples,
-        compare=compare,
-        batch_size=batch_size,
-        device=device,
-        progress=Bars(quiet),
-    )
+    made = job(run, progress=Bars(quiet), **given)
     print(f"the report is in {made} ({made.stat().st_size / 1000:,.0f} kB); open it in a browser")
 
 
-@command()
+@command(FeedbackOptions)
 def feedback(
     run: FolderArgument,
     output: Annotated[
@@ -369,10 +242,9 @@ def feedback(
             help="Update the run: accepted triples become training triples, rejected ones known negatives.",
         ),
     ] = False,
-    batch_size: BatchSize = 64,
-    device: Device = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Write or apply the answers that were accepted (1) and rejected (0) in the page of `kgmlm serve`.
 
@@ -385,7 +257,7 @@ def feedback(
         from kgmlm.core.progress import Bars
         from kgmlm.training.update import apply_feedback
 
-        found = apply_feedback(run, output=output, batch_size=batch_size, device=device, progress=Bars(quiet))
+        found = apply_feedback(run, output=output, progress=Bars(quiet), **given)
         if not as_json:
             back = f", {found['taken_back']:,} taken back" if found["taken_back"] else ""
             print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected{back}")

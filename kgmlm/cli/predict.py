@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kgmlm.cli.common import (
-    INPUT,
-    WORKERS,
-    BatchSize,
-    CandidateList,
-    Csv,
-    Device,
-    EntityTriples,
-    Json,
-    JsonLines,
-    Options,
-    Precision,
-    Prior,
-    Quiet,
-    RunArgument,
-    RuntimeOption,
-    Scores,
-    Unlinked,
-    command,
-    flag,
-    option,
-)
+from kgmlm.cli.common import INPUT, Csv, Json, JsonLines, Quiet, RunArgument, command
 from kgmlm.cli.printing import (
     cell,
     percent,
@@ -41,48 +21,20 @@ from kgmlm.cli.printing import (
     tell,
 )
 from kgmlm.core.errors import counted
-
-CLASSIFY: Options = {
-    "graph": option(
-        str | None,
-        None,
-        "Another dataset or folder that the triples are of: its entities compete, its training triples are "
-        "context.",
-    ),
-    "entities": option(
-        Path | None,
-        None,
-        "New entities that triples may have, read by their text: a table with the columns label, name and, "
-        "if you like, description, surface and types; or an RDF file.",
-        read=True,
-    ),
-    "entity_triples": (EntityTriples, None),
-    "allow_new_relations": flag(
-        "--allow-new-relations", "Read relations that the run does not have by their names."
-    ),
-    "prior": (Prior, 0.5),
-    "skip_header": flag(
-        "--skip-header", "Leave out the first line of the triples; with --graph, also of that folder's."
-    ),
-    "precision": (Precision, "fp32"),
-    "batch_size": (BatchSize, 64),
-    "device": (Device, None),
-    "runtime": (RuntimeOption, "auto"),
-}
+from kgmlm.core.options import described
+from kgmlm.prediction.options import (
+    CalibrateOptions,
+    ClassifyOptions,
+    CompleteOptions,
+    ExportOptions,
+    MissingOptions,
+)
+from kgmlm.runs.options import EntityOptions
 
 
-@command(CLASSIFY)
+@command(ClassifyOptions)
 def classify(
     run: RunArgument,
-    triples: Annotated[
-        Path,
-        typer.Argument(
-            help="Triples as TSV, CSV or Parquet: head, relation, tail (labels or names), and if you like a "
-            "label: 1 for true, -1 or 0 for false, with which the answers are compared.",
-            show_default=False,
-        ),
-        INPUT,
-    ],
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each probability is made of.")
     ] = False,
@@ -103,44 +55,17 @@ def classify(
 
     if as_csv and (as_json or explain):
         raise QueryError("--csv goes without --json and --explain")
-    given["entity_triples"] = given["entity_triples"] or ()
-    found = job(run, triples, progress=Bars(quiet), **given)
-    print_classified(found, as_json=as_json, as_csv=as_csv, explain=explain)
-    if (measured := found.measured) is not None:
+    classified = job(run, progress=Bars(quiet), **given)
+    print_classified(classified, as_json=as_json, as_csv=as_csv, explain=explain)
+    if (measured := classified.measured) is not None:
         tell(
             f"against the labels: {figures_line(measured)}"
             + (f"; without the {measured['known']:,} that training has" if measured["known"] else "")
         )
 
 
-CALIBRATE: Options = {
-    "max_triples": option(
-        int,
-        1000,
-        "Validation triples, and questions of each other kind, that are drawn; 0 is all.",
-        min=0,
-    ),
-    "seed": option(int, 0, "Seed of the sample.", min=0),
-    "precision": (Precision, "fp32"),
-    "batch_size": (BatchSize, 64),
-    "device": (Device, None),
-}
-
-
-@command(CALIBRATE)
-def calibrate(
-    run: RunArgument,
-    lacking: Annotated[
-        float,
-        typer.Option(
-            help="Assumed number of true triples that neither training nor validation has, per validation "
-            "triple: the size of the hidden set that probabilities refer to."
-        ),
-    ] = 1.0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    **given: Any,
-) -> None:
+@command(CalibrateOptions)
+def calibrate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Fit the probabilities of triples on validation.
 
     A probability is a share: how many of such triples a further hidden set, as large as validation, would
@@ -149,7 +74,7 @@ def calibrate(
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.classify import calibrate as job
 
-    figures = job(run, lacking=lacking, progress=Bars(quiet), **given)
+    figures = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(figures)
         return
@@ -173,101 +98,18 @@ def figures_line(figures: dict[str, object]) -> str:
     return f"{shown} ({interval[0]:.4f} to {interval[1]:.4f})"
 
 
-Least = Annotated[float, typer.Option(min=0.0, max=1.0, help="Leave out triples below it.")]
-COMPLETE: Options = {
-    "min_probability": option(
-        float | None,
-        None,
-        "Leave out triples below it; by default 0.1, but the ten most probable are always listed.",
-        min=0.0,
-        max=1.0,
-    ),
-    "relations": option(
-        list[str] | None,
-        None,
-        "List these alone, by label or name; may be given again.",
-    ),
-    "top": option(int, 10, "Answers kept per query.", min=1),
-    "typed": option(
-        bool,
-        True,
-        "Ask whom the types of entities suggest, and list only answers whose types fit; --no-typed asks each "
-        "(entity, relation, side) that training has.",
-        "--typed/--no-typed",
-    ),
-    "functional": option(
-        bool,
-        True,
-        "List no second answer where a relation has one answer per entity in training.",
-        "--functional/--no-functional",
-    ),
-    "unlinked": (Unlinked, False),
-    "candidates": (CandidateList, None),
-    "known": option(
-        str | None, None, "The splits that are never listed, such as train,valid; by default all."
-    ),
-    "report": option(
-        str | None,
-        None,
-        "Count how many triples of this split, not a known one, are listed: precision and recall at each "
-        "probability, among the best and per relation, and how diverse the best hundred are.",
-        "--report",
-    ),
-    "explain": flag(
-        "--explain",
-        "Add why to each triple: a rule that is often right, else what is known of the most similar entity, "
-        "else whose description names whom.",
-    ),
-    "diverse": flag(
-        "--diverse",
-        "Order the first thousand so that no entity has more than five places in a hundred.",
-    ),
-    "scores": (Scores, "all"),
-    "precision": (Precision, "fp32"),
-    "device": (Device, None),
-    "batch_size": (BatchSize, 64),
-    "part_size": option(int, 1024, "Queries of a part.", min=1),
-    "sample": option(
-        int,
-        0,
-        "Ask only so many queries, a seeded sample by relation and side, to see speed and precision first; "
-        "0 is all.",
-        min=0,
-    ),
-    **WORKERS,
-    "shard": option(
-        str | None,
-        None,
-        "Make a share of the parts and no list, such as 3/16; without it all parts are joined.",
-        "--shard",
-    ),
-}
-
-
-ENTITY: Options = {
-    "entity": option(
-        list[str] | None,
-        None,
-        "List what this entity lacks, over all relations, and write no file; may be given again.",
-        "--entity",
-    ),
-    "k": option(int, 10, "Facts that are listed of --entity.", "-k", min=1),
-    "entities": option(
-        Path | None,
-        None,
-        "New entities that --entity may name, read by their text: a table with the columns label, name and, "
-        "if you like, description, surface and types; or an RDF file.",
-        read=True,
-    ),
-    "entity_triples": (EntityTriples, None),
-}
-
-
-@command(ENTITY, COMPLETE)
+@command(MissingOptions, EntityOptions, CompleteOptions)
 def complete(
     run: RunArgument,
     output: Annotated[
         Path | None, typer.Option(help="The file to write: .parquet, .csv or .tsv.", show_default=False)
+    ] = None,
+    entity: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="List what this entity lacks, over all relations, and write no file; may be given again.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -285,29 +127,30 @@ def complete(
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.complete import complete as job
 
-    about = {name: given.pop(name) for name in ENTITY}
-    if about["entity"]:
-        if output is not None or given != {name: default for name, (_, default) in COMPLETE.items()}:
+    lists = {x.name: given[x.name] for x in described(CompleteOptions) if x.name in given}
+    about = {name: value for name, value in given.items() if name not in lists}
+    if entity:
+        defaults = {x.name: x.default for x in described(CompleteOptions)}
+        if output is not None or lists != {name: defaults[name] for name in lists}:
             raise QueryError("--entity goes with -k, --entities, --entity-triples and --json alone")
-        _print_missing(run, about, as_json, quiet)
+        _print_missing(run, entity, about, as_json, quiet)
         return
     if output is None:
         raise QueryError(
             "--output names the file to write; --entity lists what an entity lacks, without a file"
         )
-    if about["entities"] is not None or about["entity_triples"] is not None:
+    if about["entities"] is not None or about["entity_triples"] != ():
         raise QueryError("--entities and --entity-triples go with --entity")
-    known = given["known"]
-    given["known"] = None if known is None else [name.strip() for name in known.split(",")]
-    given["relations"] = given["relations"] or None
-    made = job(run, output, progress=Bars(quiet), **given)
+    made = job(run, output, progress=Bars(quiet), **lists)
     if as_json:
         print_json(made)
         return
     _print(made)
 
 
-def _print_missing(run: Path, about: dict[str, Any], as_json: bool, quiet: bool) -> None:
+def _print_missing(
+    run: Path, entity: Sequence[str], about: dict[str, Any], as_json: bool, quiet: bool
+) -> None:
     """The facts that entities lack, for people or as JSON."""
     from kgmlm.core.errors import QueryError
     from kgmlm.core.progress import Bars
@@ -316,11 +159,10 @@ def _print_missing(run: Path, about: dict[str, Any], as_json: bool, quiet: bool)
 
     opened = open_run(run)
     if about["entities"] is not None:
-        triples = about["entity_triples"] or ()
-        opened = opened.with_entities(about["entities"], triples, progress=Bars(quiet))
-    elif about["entity_triples"] is not None:
+        opened = opened.with_entities(about["entities"], about["entity_triples"], progress=Bars(quiet))
+    elif about["entity_triples"] != ():
         raise QueryError("--entity-triples goes with --entities")
-    facts = missing(opened, about["entity"], k=about["k"], progress=Bars(quiet))
+    facts = missing(opened, entity, k=about["k"], progress=Bars(quiet))
     if as_json:
         print_json(facts.as_json())
         return
@@ -409,39 +251,13 @@ def _print_report(report: dict[str, Any]) -> None:
         print(f"in more than a tenth of them: {names}; `--diverse` spreads these out")
 
 
-@command()
+@command(ExportOptions)
 def export(
     triples: Annotated[
         Path, typer.Argument(help="A list that `kgmlm complete` wrote.", show_default=False), INPUT
     ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="The file to write, - for stdout; of neo4j a folder, or a server, bolt://HOST/DATABASE.",
-            show_default=False,
-        ),
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="ntriples, rdf-star, trig, csv, tsv, jsonl or neo4j; by default by the name of the file.",
-            show_default=False,
-        ),
-    ] = None,
-    min_probability: Least = 0.0,
-    base: Annotated[str, typer.Option(help="Prefix of labels that are no IRIs.")] = "urn:kgmlm:",
-    spreadsheet: Annotated[
-        bool,
-        typer.Option(
-            "--spreadsheet",
-            help="CSV for a spreadsheet: an apostrophe before texts that it would take for formulas.",
-        ),
-    ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option(help="For a server: the --key that its import used.", show_default=False),
-    ] = None,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Write a list of new triples for other programs: RDF, CSV, JSON Lines, Neo4j.
 
@@ -452,11 +268,10 @@ def export(
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.export import export as job
 
-    options: dict[str, Any] = {"min_probability": min_probability, "base": base, "spreadsheet": spreadsheet}
-    if str(output) == "-":
-        _export_to_stdout(triples, format, options)
+    if str(given["output"]) == "-":
+        _export_to_stdout(triples, given)
         return
-    made = job(triples, output, format=format, key=key, progress=Bars(), **options)
+    made = job(triples, progress=Bars(), **given)
     if as_json:
         print_json(made)
         return
@@ -466,7 +281,7 @@ def export(
             print(f"{what}: {made[what]:,}")
 
 
-def _export_to_stdout(triples: Path, format: str | None, options: dict[str, Any]) -> None:
+def _export_to_stdout(triples: Path, given: dict[str, Any]) -> None:
     import shutil
     import sys
     from tempfile import TemporaryDirectory
@@ -475,11 +290,11 @@ def _export_to_stdout(triples: Path, format: str | None, options: dict[str, Any]
     from kgmlm.prediction.export import FOLDER, FORMATS
     from kgmlm.prediction.export import export as job
 
-    if format is None or format == FOLDER:
+    if given["format"] in (None, FOLDER):
         raise ConfigError(f"--output - needs a --format of one file: {', '.join(FORMATS)}")
     with TemporaryDirectory() as folder:
         made = Path(folder) / "list"
-        job(triples, made, format=format, **options)
+        job(triples, **given | {"output": made})
         sys.stdout.flush()
         with made.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kgmlm.cli.common import (
-    INPUT,
-    OTHER_GRAPH,
-    RANKING,
-    WORKERS,
-    BatchSize,
-    Csv,
-    Device,
-    EntityTriples,
-    Json,
-    JsonLines,
-    Options,
-    Precision,
-    Quiet,
-    RelationsPrior,
-    RunArgument,
-    RuntimeOption,
-    SkipHeader,
-    Verify,
-    command,
-    flag,
-    option,
-)
+from kgmlm.cli.common import INPUT, Csv, Json, JsonLines, Quiet, RunArgument, command
 from kgmlm.cli.printing import (
     print_classified,
     print_comparison,
@@ -40,58 +17,35 @@ from kgmlm.cli.printing import (
     print_table,
     tell,
 )
+from kgmlm.core.options import described
+from kgmlm.evaluation.options import CompareOptions, EvaluateOptions
+from kgmlm.graphs.options import LinearizeOptions
+from kgmlm.runs.options import EntityOptions, OpenOptions, RankOptions
+from kgmlm.sharing.options import EmbeddingsOptions, SimilarOptions
 
 if TYPE_CHECKING:
-    from kgmlm.core.workers import Workers
-    from kgmlm.graphs.names import Resolver
-    from kgmlm.graphs.queries import Query
     from kgmlm.runs.run import Run
 
 
-RANK: Options = {
-    "head": option(str | None, None, "Rank tails of this head (label or name)."),
-    "relation": option(str | None, None, "Relation; without it, relations of --head and --tail are ranked."),
-    "tail": option(str | None, None, "Rank heads of this tail (label or name)."),
-    "queries": option(
-        Path | None,
-        None,
-        "Many queries: TSV or CSV whose first line names the columns relation and head or tail.",
-        read=True,
-    ),
-    "entities": option(
-        Path | None,
-        None,
-        "New entities that join the candidates and may be asked about: a table with the columns label, name "
-        "and, if you like, description, surface and types; or an RDF file.",
-        read=True,
-    ),
-    "entity_triples": (EntityTriples, None),
-}
+RELATIONS = ("head", "tail", "k", "novel", "batch_size", "device", "runtime")  # of ranking relations
 
 
-SHOWN: Options = {
-    "probabilities": option(
-        bool,
-        True,
-        "Say how probable answers are; each is asked for from its other side, so many queries take longer.",
-        "--probabilities/--no-probabilities",
-    ),
-}
-
-
-@command(RANK, RANKING, SHOWN, {"device": (Device, None), "runtime": (RuntimeOption, "auto")}, WORKERS)
+@command(RankOptions, OpenOptions, EntityOptions)
 def rank(
     run: RunArgument,
-    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates per query.")] = 10,
-    prior: RelationsPrior = None,
-    novel: Annotated[bool, typer.Option("--novel", help="Leave out triples that the graph has.")] = False,
+    prior: Annotated[
+        float | None,
+        typer.Option(
+            help="Where relations are ranked: the share of true triples among those that are asked about, .5 "
+            "by default.",
+            show_default=False,
+        ),
+    ] = None,
     explain: Annotated[
         bool,
         typer.Option("--explain", help="Show why: what each signal adds to a score, and the best rule."),
     ] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Explain each token of the names, too.")] = False,
-    batch_size: BatchSize = 64,
-    verify: Verify = False,
     as_json: JsonLines = False,
     as_csv: Csv = False,
     quiet: Quiet = False,
@@ -108,39 +62,41 @@ def rank(
     from kgmlm.runs.run import open_run, predicted
 
     explain = explain or tokens
-    workers = Workers(**{name: given.pop(name) for name in WORKERS})
-    head, relation, tail, queries, entities, entity_triples = (given.pop(name) for name in RANK)
-    _check((relation, head, tail), queries is not None, explain, as_json, as_csv, workers)
-    if queries is None and not main_process():
+    asking = RankOptions(**{x.name: given[x.name] for x in described(RankOptions) if x.name in given})
+    workers = Workers(asking.ray, asking.workers)
+    _check(asking, explain, as_json, as_csv)
+    if asking.queries is None and not main_process():
         return  # a single query is asked by one process
-    opened = open_run(run, verify=verify, **given)
-    if entities is None and entity_triples is not None:
+    opened = open_run(run, **{x.name: given[x.name] for x in described(OpenOptions)})
+    entities, entity_triples = given["entities"], given["entity_triples"]
+    if entities is None and entity_triples != ():
         raise QueryError("--entity-triples goes with --entities")
     if entities is not None:
-        opened = opened.with_entities(entities, entity_triples or (), progress=Bars(quiet))
-    if relation is None and head is not None and tail is not None and queries is None:
+        opened = opened.with_entities(entities, entity_triples, progress=Bars(quiet))
+    if asking.relation is None and asking.queries is None:
         from kgmlm.prediction.classify import rank_relations
 
         _check_relations(opened)
+        names = {name: given[name] for name in RELATIONS}
         relations = rank_relations(
-            opened, head, tail, k=k, novel=novel, prior=0.5 if prior is None else prior,
-            batch_size=batch_size, device=given["device"], progress=Bars(quiet),
-        )  # fmt: skip
+            opened, prior=0.5 if prior is None else prior, progress=Bars(quiet), **names
+        )
         print_classified(relations, as_json=as_json, as_csv=as_csv, explain=explain)
         return
     if prior is not None:
         raise QueryError("--prior is for relations, which are ranked without --relation")
-    find, many = opened.resolver, queries is not None
-    asked = read_queries(queries, find) if many else [find.query(relation or "", head, tail)]
-    options: dict[str, Any] = {"k": k, "novel": novel, "explain": explain}
-    with watcher_of(Bars(quiet)) as watch:  # what needs no model has been said by now
-        if many:
-            found = predicted(opened, asked, watch, batch_size, workers, **options)
+    asked, is_single = opened.asked(asking)
+    options: dict[str, Any] = {"k": asking.k, "novel": asking.novel, "explain": explain}
+    with watcher_of(Bars(quiet)) as watch:  # a wrong name was refused before the model is opened
+        if is_single:
+            pairs = opened.open(watch, asking.batch_size).predict(
+                asked, batch_size=asking.batch_size, **options
+            )
+            predictions = [best for _, best in pairs]
         else:
-            one = opened.open(watch, batch_size).predict(asked, batch_size=batch_size, **options)
-            found = [best for _, best in one]
+            predictions = predicted(opened, asked, watch, asking.batch_size, workers, **options)
     print_predictions(
-        opened.graph, asked, found, as_json=as_json, as_csv=as_csv, many=many,
+        opened.graph, asked, predictions, as_json=as_json, as_csv=as_csv, many=not is_single,
         sureness=opened.sureness, tokens=tokens,
     )  # fmt: skip
 
@@ -157,70 +113,34 @@ def _check_relations(run: Run) -> None:
         )
 
 
-def _check(
-    one: tuple[str | None, ...], many: bool, explain: bool, as_json: bool, as_csv: bool, workers: Workers
-) -> None:
-    """Refuse options that do not go together; ``one`` is the relation, head and tail of a single query."""
+def _check(asking: RankOptions, explain: bool, as_json: bool, as_csv: bool) -> None:
+    """Refuse options that do not go together."""
     from kgmlm.core.errors import QueryError
 
     if as_json and as_csv:
         raise QueryError("--json and --csv exclude each other")
     if explain and as_csv:
         raise QueryError("--explain and --tokens go with a table or --json, not with --csv")
-    if not many and not workers.here:
+    is_single = asking.queries is None
+    if is_single and asking.ray is not None:
         raise QueryError("--ray goes with --queries; a single query is asked by one process")
-    if many and one != (None, None, None):
+    if not is_single and (asking.head, asking.relation, asking.tail) != (None, None, None):
         raise QueryError("give either --queries or one query, not both")
-    if not many and one[0] is None and None in one[1:]:
+    if is_single and asking.relation is None and None in (asking.head, asking.tail):
         raise QueryError("--relation is missing")
 
 
-def read_queries(path: Path, resolver: Resolver) -> list[Query]:
-    """Queries of a file: columns relation and head or tail, or both with one of them empty.
-
-    Raises:
-        DataError: when the file is no such table.
-        QueryError: when a line asks for nothing that there is.
-    """
-    from kgmlm.core.errors import DataError, QueryError
-    from kgmlm.core.tables import named_rows
-
-    def check(header: Sequence[str]) -> None:
-        if "relation" not in header or not {"head", "tail"} & set(header):
-            raise DataError(
-                f"{path}: the first line must name the columns relation and head or tail, "
-                f"not: {', '.join(header)}"
-            )
-
-    asked = []
-    for line, row in named_rows(path, "head, relation (or relation, tail)", check):
-        try:
-            asked.append(resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None))
-        except QueryError as error:
-            raise QueryError(f"{line}: {error}") from None
-    return asked
-
-
-@command()
+@command(LinearizeOptions)
 def linearize(
     source: Annotated[str, typer.Argument(help="A run folder, a built-in dataset, or a dataset folder.")],
-    relation: Annotated[str, typer.Option(help="The relation (label or name).", show_default=False)],
-    head: Annotated[str | None, typer.Option(help="Ask for tails of this head.")] = None,
-    tail: Annotated[str | None, typer.Option(help="Ask for heads of this tail.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="For a dataset: whose tokenizer to use; by default scratch.")
-    ] = None,
-    template: Annotated[str | None, typer.Option(help="Another template, for a dataset.")] = None,
-    skip_header: SkipHeader = False,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Print the exact text and tokens that the model sees for a query."""
     from kgmlm.core.errors import printable
     from kgmlm.data import linearize as job
 
-    shown = job(
-        source, relation, head=head, tail=tail, model=model, template=template, skip_header=skip_header
-    )
+    shown = job(source, **given)
     if as_json:
         print_json(shown.as_json())
         return
@@ -233,39 +153,7 @@ def linearize(
     )
 
 
-EVALUATE: Options = {
-    "split": option(str | None, None, "The split to evaluate; by default test."),
-    "protocol": option(Path | None, None, "A protocol as TOML.", read=True),
-    "graph": option(
-        str | None, None, "Evaluate on another dataset or folder, whose entities the run has never seen."
-    ),
-    **OTHER_GRAPH,
-    "output": option(Path | None, None, "Write the report there as JSON."),
-    "ranks": option(Path | None, None, "Per-query ranks, Parquet; else in RUN/ranks."),
-    "side": option(
-        Literal["both", "tail", "head"] | None,
-        None,
-        "Ask for tails alone, for heads alone, or for both; by default as the run was trained.",
-    ),
-    "max_triples": option(int | None, None, "Evaluate only this many triples, a seeded sample.", min=1),
-    "by_relation": flag("--by-relation", "Report each relation, too."),
-    "pykeen": flag("--pykeen", "Rank once more as PyKEEN does, which takes as long again."),
-    **RANKING,
-    "candidates": option(
-        str | None,
-        None,
-        "Whose entities compete: all, graph, split or train; by default all, with --graph graph. Or a table "
-        "of the entities that can answer, as of `rank`: the others rank last.",
-    ),
-    "batch_size": (BatchSize, 64),
-    "precision": (Precision, "fp32"),
-    "device": (Device, None),
-    "verify": (Verify, False),
-    **WORKERS,
-}
-
-
-@command(EVALUATE)
+@command(EvaluateOptions)
 def evaluate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Report filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
 
@@ -283,16 +171,13 @@ def evaluate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **gi
         print_metrics(report.evaluation)
 
 
-@command()
+@command(CompareOptions)
 def compare(
     a: Annotated[
         Path, typer.Argument(help="A run folder, or ranks that `evaluate` wrote.", show_default=False), INPUT
     ],
-    b: Annotated[Path, typer.Argument(help="Another one.", show_default=False), INPUT],
-    split: Annotated[str, typer.Option(help="The split whose ranks are compared, of run folders.")] = "test",
-    draws: Annotated[int, typer.Option(min=100, help="Resamplings and random swaps.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
     as_json: Json = False,
+    **given: Any,
 ) -> None:
     """Say whether two runs rank the same triples differently by more than chance.
 
@@ -301,11 +186,11 @@ def compare(
     """
     from kgmlm.evaluation.compare import compare as job
 
-    found = job(a, b, split=split, draws=draws, seed=seed)
+    comparison = job(a, **given)
     if as_json:
-        print_json(found.as_json())
+        print_json(comparison.as_json())
     else:
-        print_comparison(found.differences, found.a, found.b)
+        print_comparison(comparison.differences, comparison.a, comparison.b)
 
 
 @command()
@@ -340,58 +225,34 @@ def rules(
         print_table(title, shown[["predicted", "correct", "confidence", "words"]])
 
 
-Embedded = Annotated[
-    Literal["biencoder", "vector", "kge"] | None,
-    typer.Option(
-        "--of",
-        help="Embeddings of this signal: texts and triples by the bi-encoder, texts by the masked LM, or "
-        "ComplEx; by default the first of these that the run has.",
-        show_default=False,
-    ),
-]
-
-
-@command()
-def similar(
-    run: RunArgument,
-    entity: Annotated[str, typer.Argument(help="Its label or name.", show_default=False)],
-    k: Annotated[int, typer.Option("-k", "--top", min=1, help="How many.")] = 10,
-    of: Embedded = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command(SimilarOptions)
+def similar(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """List the entities whose embeddings are most like an entity's."""
     from kgmlm.core.progress import Bars
     from kgmlm.sharing.embeddings import similar as job
 
-    found = job(run, entity, k, of=of, progress=Bars(quiet))
+    table = job(run, progress=Bars(quiet), **given)
     if as_json:
-        print_json(found.to_dict("records"))
+        print_json(table.to_dict("records"))
     else:
-        title = f"most similar to {entity}"
-        print_table(
-            title, found.assign(cosine=found["cosine"].map("{:.3f}".format))[["name", "cosine", "entity"]]
-        )
+        shown = table.assign(cosine=table["cosine"].map("{:.3f}".format))
+        print_table(f"most similar to {given['entity']}", shown[["name", "cosine", "entity"]])
 
 
-@command()
+@command(EmbeddingsOptions)
 def embeddings(
     run: RunArgument,
     output: Annotated[
         Path,
         typer.Option(help="A file that ends in .parquet, .npz, or .txt (word2vec's).", show_default=False),
     ],
-    of: Embedded = None,
-    relations: Annotated[
-        bool, typer.Option("--relations", help="Write relations instead, with --of kge; inverses come last.")
-    ] = False,
-    batch_size: BatchSize = 64,
     quiet: Quiet = False,
+    **given: Any,
 ) -> None:
     """Write the embeddings of a run's entities, for other programs."""
     from kgmlm.core.progress import Bars
     from kgmlm.sharing.embeddings import embeddings as job
 
-    found = job(run, of, relations=relations, batch_size=batch_size, progress=Bars(quiet))
-    path = found.save(output)
-    print(f"{path}: {len(found):,} embeddings by {found.of}, {found.vectors.shape[1]} numbers each")
+    made = job(run, progress=Bars(quiet), **given)
+    path = made.save(output)
+    print(f"{path}: {len(made):,} embeddings by {made.of}, {made.vectors.shape[1]} numbers each")

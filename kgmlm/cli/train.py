@@ -3,86 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from kgmlm.cli.common import (
-    BatchSize,
-    Candidates,
-    ChosenOn,
-    Dataset,
-    Decay,
-    Device,
-    FolderArgument,
-    Json,
-    MaxSteps,
-    Options,
-    Precision,
-    Quiet,
-    SkipHeader,
-    command,
-    flag,
-    option,
-)
+from kgmlm.cli.common import FolderArgument, Json, Quiet, command
 from kgmlm.cli.printing import print_json, tell
 from kgmlm.core.errors import ConfigError, counted
-
-TRAIN: Options = {
-    "dataset": (Dataset, None),
-    "model": option(
-        str | None,
-        None,
-        "A masked LM by path or hub name; `minilm` for all-MiniLM-L6-v2, which an extra installs; `scratch` "
-        "for a small BERT trained on the graph. A new run needs it, and --dataset.",
-    ),
-    "preset": option(
-        Literal["quick", "balanced", "best", "zero-shot", "plain"] | None,
-        None,
-        "Stages and settings that suit the graph: quick (bi-encoder, rules, types, linked pairs; reverse "
-        "scoring of small graphs), balanced (also the masked LM, KGE and trees), best (trains longer; adds "
-        "reverse scoring), zero-shot (for unseen entities: no KGE and no trees; reverse scoring); plain: "
-        "text by the settings as they are. By default balanced, or plain with --config or an objective.",
-    ),
-    "minutes": option(
-        float | None,
-        None,
-        "Time for all stages; a few steps are timed first, and epochs chosen to fit.",
-        min=0.1,
-    ),
-    "config": option(Path | None, None, "Settings as TOML.", read=True),
-    "set_": option(
-        list[str] | None, None, "KEY=VALUE: change one setting, such as training.epochs=5.", "--set"
-    ),
-    "max_steps": (MaxSteps, None),
-    "decay": (Decay, None),
-    "resume": flag("--resume", "Continue an interrupted run."),
-    "overwrite": flag("--overwrite", "Replace an older run."),
-    "holdout": option(
-        bool,
-        True,
-        "Hold out a tenth of the training triples of a graph without valid.tsv, which presets choose weights "
-        "on.",
-        "--holdout/--no-holdout",
-    ),
-    "calibrate": option(
-        bool, True, "End by fitting the probabilities of answers on validation.", "--calibrate/--no-calibrate"
-    ),
-    "onnx": option(
-        bool, True, "Make the run ready for ONNX Runtime, which starts faster on a CPU.", "--onnx/--no-onnx"
-    ),
-    "side": option(
-        Literal["both", "tail", "head"] | None,
-        None,
-        "Choose weights, second stages and the end of training by tail queries or head queries alone: "
-        "training.side.",
-    ),
-    "tracker": option(str | None, None, "An accelerate tracker, such as tensorboard."),
-    "skip_header": (SkipHeader, False),
-}
+from kgmlm.runs.options import IndexOptions
+from kgmlm.training.options import TrainOptions, TuneOptions, UpdateOptions
 
 
-@command(TRAIN)
+@command(TrainOptions)
 def train(
     output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
     quiet: Quiet = False,
@@ -95,50 +27,10 @@ def train(
     from kgmlm.core.progress import Bars
     from kgmlm.training.train import train as job
 
-    given["set_"] = given["set_"] or []
-    if (side := given.pop("side")) is not None:
-        given["side"] = side  # a setting
     job(output=output, progress=Bars(quiet), **given)
 
 
-TUNE: Options = {
-    "add": option(
-        list[str] | None,
-        None,
-        "First train a signal (kge, rules, types, biencoder, linked, mentions, similar_entities, "
-        "similar_answers, unseen); reverse asks the best candidates back, which needs no training, "
-        "conditional reads their names token by token, and trees ranks them by trees that LightGBM fits to "
-        "validation. May be given several times.",
-    ),
-    "drop": option(
-        list[str] | None,
-        None,
-        "First remove a signal, such as kge, or reverse, conditional or trees. May be given several times.",
-    ),
-    "source": option(
-        Path | None,
-        None,
-        "With --add: copy it from this run of the same graph instead of training it.",
-        "--from",
-    ),
-    "config": option(
-        Path | None, None, "With --add: settings as TOML; by default those of the run.", read=True
-    ),
-    "set_": option(
-        list[str] | None, None, "With --add: KEY=VALUE: change one setting, such as kge.epochs=30.", "--set"
-    ),
-    "overwrite": flag("--overwrite", "With --add: replace an older one."),
-    "precision": (Precision, "fp32"),
-    "batch_size": (BatchSize, 64),
-}
-SECOND_STAGE: Options = {
-    "candidates": (Candidates, None),
-    "max_triples": (ChosenOn, None),
-    "device": (Device, None),
-}
-
-
-@command(TUNE, SECOND_STAGE)
+@command(TuneOptions)
 def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
@@ -152,7 +44,6 @@ def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **giv
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import tune as job
 
-    given |= {name: given[name] or [] for name in ("add", "drop", "set_")}
     figures = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(figures)
@@ -184,13 +75,8 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
             tell(f"no weight improves validation: nothing will be {what}")
 
 
-@command()
-def index(
-    run: FolderArgument,
-    device: Device = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@command(IndexOptions)
+def index(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Index a run's entity vectors with FAISS; `rank` and `evaluate` with --retrieve then score only a few.
 
     How much of the index a query visits is measured on training queries, and so is whether it is quicker than
@@ -199,7 +85,7 @@ def index(
     from kgmlm.core.progress import Bars
     from kgmlm.runs.index import index as job
 
-    record = job(run, device=device, progress=Bars(quiet))
+    record = job(run, progress=Bars(quiet), **given)
     if as_json:
         print_json(record)
         return
@@ -212,40 +98,7 @@ def index(
         tell("exact scoring is quicker on a graph of this size: leave --retrieve out")
 
 
-UPDATE: Options = {
-    "triples": option(
-        Path | None,
-        None,
-        "New training triples: a file of head, relation and tail. A label that is neither known nor exactly "
-        "a known name becomes a new entity.",
-        read=True,
-    ),
-    "entities": option(
-        Path | None,
-        None,
-        "New entities with their texts: a file with the columns label and name and, if you like, description "
-        "and types; or an RDF file, whose triples are not read.",
-        read=True,
-    ),
-    "remove": option(Path | None, None, "A file of training triples to remove.", read=True),
-    "false": option(
-        Path | None,
-        None,
-        "A file of triples that are known to be false: training leaves them out.",
-        read=True,
-    ),
-    "match_names": flag(
-        "--match-names",
-        "Take a label that differs from a known label, name or alias by case, Unicode form, blanks or "
-        "underscores alone for the same, instead of for a new one.",
-    ),
-    "output": option(Path | None, None, "Write the updated run here, and leave the old one as it is."),
-    "batch_size": (BatchSize, 64),
-    "device": (Device, None),
-}
-
-
-@command(UPDATE)
+@command(UpdateOptions)
 def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Update a run to a graph that has grown: new entities and triples, in seconds.
 
@@ -256,12 +109,11 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
     from kgmlm.core.progress import Bars
     from kgmlm.training.update import update as job
 
-    files: dict[str, Any] = {name: given.pop(name) or () for name in ("triples", "remove", "false")}
-    if not any(files.values()) and given["entities"] is None:
+    if given["entities"] is None and not any(given[name] for name in ("triples", "remove", "false")):
         raise ConfigError(
             "nothing to do: give new --triples or --entities, or triples to --remove or that are --false"
         )
-    print_update(job(run, progress=Bars(quiet), **files, **given), as_json)
+    print_update(job(run, progress=Bars(quiet), **given), as_json)
 
 
 def print_update(found: dict[str, Any], as_json: bool) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm.core.config import load_settings
 from kgmlm.core.errors import ConfigError, quoted
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.options import ProgressOptions, takes
+from kgmlm.core.progress import Watcher, watcher_of
 from kgmlm.core.results import Result
 from kgmlm.data.splitting import Split as Split
 from kgmlm.data.splitting import split as split
@@ -24,6 +25,7 @@ from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.entities import Entity
 from kgmlm.graphs.graph import Dataset
 from kgmlm.graphs.names import Resolver
+from kgmlm.graphs.options import CheckOptions, LinearizeOptions, ShowOptions
 from kgmlm.graphs.queries import Queries
 from kgmlm.graphs.storage import CHECKING, check_dataset
 from kgmlm.runs.opened import open_folder
@@ -172,7 +174,8 @@ class _Download:
         """Do nothing; pooch calls it at the end."""
 
 
-def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[str, Sequence[Path]]:
+@takes(ProgressOptions)
+def prepare(name: str, options: ProgressOptions) -> Mapping[str, Sequence[Path]]:
     """Fetch and verify the files of a built-in dataset, from ``$KGMLM_MIRROR`` where it has them.
 
     Args:
@@ -184,7 +187,7 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     Raises:
         DataError: when there is no such dataset, or a file is nowhere to be had or has a wrong checksum.
     """
-    watch = watcher_of(progress)
+    watch = watcher_of(options.progress)
     if name not in ("all", *card_names()) and Path(name).is_dir():
         watch.tell(
             f"{name} is a folder of yours: there is nothing to fetch; `kgmlm data check {quoted(name)}` "
@@ -204,33 +207,25 @@ def prepare(name: str, *, progress: bool | Watcher | Advance = True) -> Mapping[
     return found
 
 
-def check(
-    dataset: Dataset,
-    *,
-    model: str | Path | None = None,
-    skip_header: bool = False,
-) -> Check:
+@takes(CheckOptions)
+def check(dataset: Dataset, options: CheckOptions) -> Check:
     """Count what a dataset has, and what is wrong, odd or leaky about it.
-
-    Args:
-        model: count the lengths of names in the tokens of this model, too.
-        skip_header: leave out the first line of each file of triples.
 
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
     """
-    if model == "scratch":
+    if options.model == "scratch":
         raise ConfigError("'scratch' has no tokenizer before it is trained; name a pretrained model")
     check_dataset(dataset, CHECKING, watcher_of(True).tell)
-    graph = load_graph(dataset, skip_header=skip_header)
+    graph = load_graph(dataset, skip_header=options.skip_header)
     card = _card_of(dataset)
     report = check_graph(graph, card.counts if card else None)
     report["unread"] = dict(graph.unread)
-    if model is not None:
+    if options.model is not None:
         from kgmlm.core.progress import quiet_transformers
 
         quiet_transformers()
-        report["name_tokens"] = check_tokens(graph, load_tokenizer(str(model)))
+        report["name_tokens"] = check_tokens(graph, load_tokenizer(str(options.model)))
     return Check(report)
 
 
@@ -261,23 +256,20 @@ def check_tokens(graph: KnowledgeGraph, tokenizer: SpanTokenizer) -> dict[str, A
     }
 
 
-def show(dataset: Dataset, *, entity: str | None = None, skip_header: bool = False) -> Shown:
+@takes(ShowOptions)
+def show(dataset: Dataset, options: ShowOptions) -> Shown:
     """A dataset's card and a few triples, or one entity with its training triples.
-
-    Args:
-        entity: its label or name.
-        skip_header: leave out the first line of each file of triples.
 
     Raises:
         DataError: when there is no such dataset, or its files are wrong.
         QueryError: for an unknown or ambiguous entity.
     """
-    graph = load_graph(dataset, skip_header=skip_header)
+    graph = load_graph(dataset, skip_header=options.skip_header)
     train, found = graph.splits["train"], None
-    if entity is None:
+    if options.entity is None:
         triples = train[:5]
     else:
-        at = Resolver(graph).entity(entity)
+        at = Resolver(graph).entity(options.entity)
         found, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
     relations = {r.label: r.name for r in graph.relations}
     labeled, named = tuple(graph.labeled(triples)), tuple(graph.named(triples[:SHOWN]))
@@ -315,21 +307,12 @@ class Linearized:
         return asdict(self)
 
 
-def linearize(
-    source: Run | str | Path,
-    relation: str,
-    *,
-    head: str | None = None,
-    tail: str | None = None,
-    model: str | None = None,
-    template: str | None = None,
-    skip_header: bool = False,
-) -> Linearized:
+@takes(LinearizeOptions)
+def linearize(source: Run | str | Path, options: LinearizeOptions) -> Linearized:
     """The exact text and tokens that the model sees for a query.
 
     Args:
         source: a run or a pack, a built-in dataset, or a dataset folder.
-        model, template: for a dataset: whose tokenizer to use ("scratch" by default), and which template.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
@@ -339,26 +322,26 @@ def linearize(
     is_run = (path / "run.json").is_file() or is_pack(path)
     if is_run or (path.name not in card_names() and find_pack(path) is not None):
         run = open_folder(path_of(source))
-        for option, value in (("--template", template), ("--model", model)):
+        for option, value in (("--template", options.template), ("--model", options.model)):
             if value is not None:
                 raise ConfigError(f"{option} is for datasets; a run has its own")
         graph, settings, vocabulary = run.graph, run.settings, run.vocabulary
         tokenizer = load_tokenizer(run.model_folder)
     else:
-        graph = load_graph(str(source), skip_header=skip_header)
-        settings = load_settings(None, [f"text.template={template}"] if template else [])
-        if model in (None, "scratch"):
+        graph = load_graph(str(source), skip_header=options.skip_header)
+        settings = load_settings(None, [f"text.template={options.template}"] if options.template else [])
+        if options.model in (None, "scratch"):
             texts = scratch_texts(graph, settings.text)
             tokenizer = SpanTokenizer(train_tokenizer(texts, settings.scratch.vocabulary))
         else:
             from kgmlm.core.progress import quiet_transformers
 
             quiet_transformers()
-            tokenizer = load_tokenizer(model)
+            tokenizer = load_tokenizer(options.model)
         surfaces = graph.entities.table.column("surface")
         names = tokenizer.candidates(surfaces, None, settings.scoring.end_of_name)
         vocabulary = Vocabulary.fit(names, graph.seen_N, settings)
-    query = Resolver(graph).query(relation, head, tail)
+    query = Resolver(graph).query(options.relation, options.head, options.tail)
     (text,) = linearize_queries(graph.context, Queries.of([query]), settings.text)
     (encoded,) = tokenizer.encode_queries(
         [text], vocabulary.span_length, settings.text.max_length, vector=settings.vector.enabled

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import numpy as np
 
-from kgmlm.core.errors import ConfigError, DataError, check_numbers, counted
+from kgmlm.core.errors import DataError, counted
 from kgmlm.core.files import as_path, check_new_folder
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.options import takes_all
+from kgmlm.core.progress import Watcher, watcher_of
 from kgmlm.core.tables import DATES
 from kgmlm.graphs.cards import Counts
 from kgmlm.graphs.datasets import load_graph, tell_unread, write_folder
 from kgmlm.graphs.dates import day, given_period
-from kgmlm.graphs.graph import Dataset, KnowledgeGraph, Validation
+from kgmlm.graphs.graph import Dataset, KnowledgeGraph
+from kgmlm.graphs.options import SplitOptions
 from kgmlm.graphs.queries import SPLITS, repeated
 from kgmlm.graphs.splits import (
     SHARE,
@@ -93,45 +95,11 @@ def _listed(rows: Sequence[str], what: str) -> str:
     return f"{counted(len(rows), what)}: {'; '.join(rows[:NAMED])}{more}"
 
 
-def split(
-    dataset: Dataset | None,
-    output: str | Path,
-    *,
-    random: bool = False,
-    entities: float | None = None,
-    newest: float | None = None,
-    after: str | None = None,
-    until: str | None = None,
-    versions: tuple[Dataset, Dataset] | None = None,
-    date_column: str | None = None,
-    valid: float | Validation | None = None,
-    test: float | None = None,
-    seed: int = 0,
-    skip_header: bool = False,
-    progress: bool | Watcher | Advance = True,
-) -> Split:
+@takes_all(SplitOptions)
+def split(options: SplitOptions) -> Split:
     """Split a dataset and write it as a new folder, with its card.
 
     Say how by one of ``random``, ``entities``, ``newest``, ``after`` and ``versions``.
-
-    Args:
-        dataset: a dataset; with dates it may also be a file of triples. None where there are ``versions``.
-        output: the dataset folder to write.
-        random: draw the missing splits from the training triples at random.
-        entities: split all triples again so that validation and test are about entities that training has
-            not: the share of the entities to hold out for each of the two.
-        newest: split all triples again by date, with this share, the newest, for test.
-        after, until: instead, test is what is dated after one time and not after another one, such as "2023",
-            "2023-05", "2023-05-17" or a Unix time. Later triples are left out.
-        versions: an older and a newer state of a graph (datasets, files of triples, or files that
-            :func:`kgmlm.import_graph` reads): test is what the newer one adds.
-        date_column: of dates, by its name or, where the triples have no header, by its number from 1; by
-            default ``date``, ``created`` or ``time``.
-        valid: the share of the triples for validation, by default a tenth; or what validation is drawn by,
-            "newest", "entities" or "random": by default the newest triples where they have dates, and else
-            entities.
-        test: with ``random``: the share for test, by default a tenth.
-        skip_header: leave out the first line of each file of triples that does not name further columns.
 
     Raises:
         ConfigError: when options do not go together.
@@ -140,29 +108,27 @@ def split(
     Example:
         >>> split = kgmlm.data.split("attack", "attack-2023", after="2023")  # doctest: +SKIP
     """
-    check_numbers(seed=(seed, 0))
-    asked = _Asked(random, entities, newest, after, until, versions, date_column, valid, test)
-    asked.check(dataset)
-    target, watch = as_path(output, "the output"), watcher_of(progress)
+    target, watch = as_path(options.output, "the output"), watcher_of(options.progress)
     check_new_folder(target)
-    if versions is not None:
-        return _split_versions(versions, target, asked, seed, skip_header, watch)
-    assert dataset is not None
-    if newest is not None or after is not None:
-        return _split_dated(dataset, target, asked, seed, skip_header, watch)
-    graph = source = load_graph(dataset, skip_header=skip_header)
+    if options.versions is not None:
+        return _split_versions(options.versions, target, options, watch)
+    assert options.dataset is not None
+    if options.newest is not None or options.after is not None:
+        return _split_dated(options.dataset, target, options, watch)
+    graph = source = load_graph(options.dataset, skip_header=options.skip_header)
     tell_unread(graph, watch.tell)
-    share = asked.share
-    if entities is None:
-        twice, shares = repeated(graph.splits["train"]), {"valid": share, "test": test}
-        graph, how = split_random(graph, share, test, seed), f"split at random with seed {seed}"
+    share = options.share
+    if options.entities is None:
+        twice, shares = repeated(graph.splits["train"]), {"valid": share, "test": options.test}
+        graph = split_random(graph, share, options.test, options.seed)
+        how = f"split at random with seed {options.seed}"
         made = [name for name in graph.splits if name not in source.splits]
     else:
         twice, shares = repeated(graph.all_triples), {}
-        graph = split_entities(graph, entities, seed)
-        how = f"{entities:.0%} of the entities held out for each split with seed {seed}"
+        graph = split_entities(graph, options.entities, options.seed)
+        how = f"{options.entities:.0%} of the entities held out for each split with seed {options.seed}"
         made = [*graph.splits]
-    card = describe_split(graph, _origin(dataset, graph), how)
+    card = describe_split(graph, _origin(options.dataset, graph), how)
     write_folder(graph, target, card)
     done = Split(target, card.counts, {name: New.of(graph, name) for name in made if name != "train"}, twice)
     done.tell(watch)
@@ -171,69 +137,6 @@ def split(
     if left := sum(map(len, source.negatives.values())) - sum(map(len, graph.negatives.values())):
         watch.tell(f"{counted(left, 'false triple')} left out: each split has those of its own entities")
     return done
-
-
-class _Asked(NamedTuple):
-    """How a dataset is to be split, as :func:`split` takes it."""
-
-    random: bool
-    entities: float | None
-    newest: float | None
-    after: str | None
-    until: str | None
-    versions: tuple[Dataset, Dataset] | None
-    date_column: str | None
-    valid: float | Validation | None
-    test: float | None
-
-    def check(self, dataset: Dataset | None) -> None:
-        """Refuse what does not go together.
-
-        Raises:
-            ConfigError: naming it.
-        """
-        ways = {
-            "--random": self.random,
-            "--entities": self.entities is not None,
-            "--newest": self.newest is not None,
-            "--after": self.after is not None,
-            "--versions": self.versions is not None,
-        }
-        named = [way for way, given in ways.items() if given]
-        if len(named) != 1:
-            raise ConfigError(f"say how to split by one of {', '.join(ways)}" + _both(named))
-        way = named[0]
-        if (dataset is None) != (way == "--versions"):
-            raise ConfigError("--versions takes OLD and NEW instead of a dataset; others take a dataset")
-        if self.test is not None and way != "--random":
-            raise ConfigError("--test goes with --random")
-        if self.until is not None and way != "--after":
-            raise ConfigError("--until goes with --after")
-        if self.valid is not None and way == "--entities":
-            raise ConfigError("--entities holds out as many for validation as for test; leave out --valid")
-        if self.date_column is not None and way in ("--random", "--entities"):
-            raise ConfigError("--date-column goes with --newest, --after and --versions")
-        if isinstance(self.valid, str) and self.valid not in get_args(Validation):
-            raise ConfigError(
-                f"--valid is a share or one of {', '.join(get_args(Validation))}, not {self.valid!r}"
-            )
-        if way == "--random" and isinstance(self.valid, str):
-            raise ConfigError("--valid is a share where splits are drawn at random")
-
-    @property
-    def share(self) -> float | None:
-        """The share of the triples for validation, where it was given."""
-        return None if isinstance(self.valid, str) else self.valid
-
-    def validation(self, dated: bool) -> Validation:
-        """What validation is drawn by."""
-        if isinstance(self.valid, str):
-            return self.valid
-        return "newest" if dated else "entities"
-
-
-def _both(named: Sequence[str]) -> str:
-    return f", not by {' and '.join(named)}" if named else ""
 
 
 def _origin(dataset: Dataset, graph: KnowledgeGraph) -> str | Path:
@@ -250,11 +153,9 @@ _TEXTS = (
 )
 
 
-def _split_dated(
-    dataset: Dataset, target: Path, asked: _Asked, seed: int, skip_header: bool, watch: Watcher
-) -> Split:
+def _split_dated(dataset: Dataset, target: Path, options: SplitOptions, watch: Watcher) -> Split:
     """Split by date."""
-    source, dates = read_state(dataset, watch, column=asked.date_column, skip_header=skip_header)
+    source, dates = read_state(dataset, watch, column=options.date_column, skip_header=options.skip_header)
     tell_unread(source, watch.tell)
     if not dates:
         raise DataError(
@@ -263,15 +164,16 @@ def _split_dated(
         )
     after, until = (
         None if text is None else given_period(text, option)
-        for text, option in ((asked.after, "--after"), (asked.until, "--until"))
+        for text, option in ((options.after, "--after"), (options.until, "--until"))
     )
-    kind = asked.validation(True)
+    kind = options.validation(True)
     made = split_dated(
-        source, dates, newest=asked.newest, after=after, until=until,
-        validation=kind, share=SHARE if asked.share is None else asked.share, seed=seed,
+        source, dates, newest=options.newest, after=after, until=until,
+        validation=kind, share=SHARE if options.share is None else options.share, seed=options.seed,
     )  # fmt: skip
-    of = f"the newest {asked.newest:.0%}" if asked.newest is not None else f"what is later than {asked.after}"
-    how = f"test is {of}" + (f", up to {asked.until}" if asked.until else "") + f"; {_DRAWN[kind]}"
+    later = f"what is later than {options.after}"
+    of = later if options.newest is None else f"the newest {options.newest:.0%}"
+    how = f"test is {of}" + (f", up to {options.until}" if options.until else "") + f"; {_DRAWN[kind]}"
     card = describe_split(made.graph, _origin(dataset, source), how)
     write_folder(made.graph, target, card, made.dates)
     new = {name: New.of(made.graph, name) for name in SPLITS[1:]}
@@ -294,14 +196,12 @@ def _split_dated(
 def _split_versions(
     versions: tuple[Dataset, Dataset],
     target: Path,
-    asked: _Asked,
-    seed: int,
-    skip_header: bool,
+    options: SplitOptions,
     watch: Watcher,
 ) -> Split:
     """Split by what a newer version of a graph adds to an older one."""
     (old, dates), (new, _) = (
-        read_state(of, watch, column=asked.date_column, skip_header=skip_header) for of in versions
+        read_state(of, watch, column=options.date_column, skip_header=options.skip_header) for of in versions
     )
     for graph in (old, new):
         tell_unread(graph, watch.tell)
@@ -309,8 +209,8 @@ def _split_versions(
     unknown = np.full(len(old.all_triples), np.datetime64("NaT", "s"))
     every = np.concatenate([dates[name] for name in old.splits]) if dates else unknown
     dated = DatedTriples.of(old.all_triples, every)
-    kind, share = asked.validation(dated.moments > 1), SHARE if asked.share is None else asked.share
-    held = hold_out(both.graph, dated, kind, share, seed)
+    kind, share = options.validation(dated.moments > 1), SHARE if options.share is None else options.share
+    held = hold_out(both.graph, dated, kind, share, options.seed)
     splits = {**held.graph.splits, "test": both.graph.splits["test"]}
     graph = replace(held.graph, splits=splits)
     how = f"test is what {new.name} adds to {old.name}; {_DRAWN[kind]}"

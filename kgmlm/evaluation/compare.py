@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kgmlm.core.errors import DataError, check_numbers
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.errors import DataError
+from kgmlm.core.options import takes
+from kgmlm.core.progress import watcher_of
 from kgmlm.core.results import Result
 from kgmlm.evaluation.metrics import KEY, SIDES, Ranks
+from kgmlm.evaluation.options import CompareOptions
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import find_pack, unpack
 from kgmlm.runs.run import Run, path_of
@@ -147,39 +149,30 @@ def differences_json(differences: Sequence[Difference], queries: int) -> dict[st
     return {"queries": queries, "differences": rows}
 
 
-def compare(
-    a: Run | str | Path,
-    b: Run | str | Path,
-    *,
-    split: str = "test",
-    draws: int = 2000,
-    seed: int = 0,
-    progress: bool | Watcher | Advance = True,
-) -> Comparison:
+@takes(CompareOptions)
+def compare(a: Run | str | Path, options: CompareOptions) -> Comparison:
     """Say whether two runs rank the same triples differently by more than chance.
 
     Their ranks are paired triple by triple: a 95 % interval of each difference by resampling triples, and p,
     how often swapping the two at random gives as large a difference.
 
     Args:
-        a, b: runs that were evaluated, or files of ranks.
-        split: the split whose ranks to compare, of runs.
+        a: a run that was evaluated, or a file of ranks.
 
     Raises:
         DataError: when they did not rank the same queries.
     """
     from kgmlm.evaluation.metrics import find_ranks, read_ranks, scores_digest
 
-    check_numbers(draws=(draws, 100), seed=(seed, 0))
-    paths = [unpack(pack) if (pack := find_pack(path_of(run))) else path_of(run) for run in (a, b)]
-    found_at = [find_ranks(path, split) for path in paths]
+    paths = [unpack(pack) if (pack := find_pack(path_of(run))) else path_of(run) for run in (a, options.b)]
+    found_at = [find_ranks(path, options.split) for path in paths]
     one, other = (read_ranks(path) for path in found_at)
-    watch = watcher_of(progress)
+    watch = watcher_of(options.progress)
     for path, at in zip(paths, found_at, strict=True):
         weights = scores_digest(at)
         if path.is_dir() and weights and weights != open_folder(path).scores_digest:
             watch.tell(f"{at} has ranks of {path} as it was before; `kgmlm evaluate` makes them again")
-    found = compare_ranks(one, other, sides=("tail", "head", "both"), draws=draws, seed=seed)
+    found = compare_ranks(one, other, sides=("tail", "head", "both"), draws=options.draws, seed=options.seed)
     return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(found))
 
 

@@ -8,24 +8,26 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import CandidateSet, Protocol, Side, load_protocol
-from kgmlm.core.errors import ConfigError, RunError, check_numbers, counted
+from kgmlm.core.errors import ConfigError, RunError, counted
+from kgmlm.core.options import takes
 from kgmlm.core.processes import ProcessGroup, join, shared_by
-from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.progress import Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Result
 from kgmlm.core.workers import Make, Workers
 from kgmlm.evaluation.evaluator import Ranking
+from kgmlm.evaluation.options import EvaluateOptions
 from kgmlm.evaluation.task import Scope
 from kgmlm.graphs.datasets import load_graph, tell_unread
-from kgmlm.graphs.graph import Dataset, KnowledgeGraph
+from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import TRAINING, check_dataset, check_run
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.opened import OpenedRun, computed_by, open_folder, open_run_model
-from kgmlm.runs.options import RankingKeywords, RankingOptions
+from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.provenance import command_line, hardware, past_graphs, versions
 from kgmlm.runs.run import Run, path_if, path_of
@@ -202,57 +204,11 @@ class Report(Result):
         return f"<p>{html.escape(repr(self))}</p>{super()._repr_html_()}"
 
 
-class EvaluationKeywords(RankingKeywords, total=False):
-    """Further keywords of :func:`evaluate`.
-
-    Keywords of the protocol override its file; ``allow_...`` keywords lift checks of the graph.
-    """
-
-    split: str | None
-    side: Side | None
-    max_triples: int | None
-    by_relation: bool
-    pykeen: bool
-    allow_seen_entities: bool
-    allow_new_relations: bool
-    skip_header: bool
-    verify: bool
-
-
-def evaluate(
-    run: Run | str | Path,
-    *,
-    graph: Dataset | None = None,
-    protocol: str | Path | None = None,
-    options: RankingOptions | None = None,
-    ray: str | None = None,
-    workers: int | None = None,
-    output: str | Path | None = None,
-    ranks: str | Path | None = None,
-    batch_size: int = 64,
-    progress: bool | Watcher | Advance = True,
-    **keywords: Unpack[EvaluationKeywords],
-) -> Report:
+@takes(EvaluateOptions)
+def evaluate(run: Run | str | Path, options: EvaluateOptions) -> Report:
     """Evaluate filtered MRR and Hits@k on a split, by side, and for seen and unseen entities.
 
     Several processes (``torchrun``) share the queries; all get the same report, and the main one writes it.
-
-    Args:
-        graph: evaluate on another dataset: its training triples are context, its splits the filter.
-        protocol: a protocol as TOML; by default test's triples among all entities.
-        options: the signals, candidates and device to rank with; None keeps those of an opened run.
-        ray: "local" or HOST:PORT: workers of Ray rank, ``workers`` many
-            (:class:`~kgmlm.core.workers.Workers`); the report is the same.
-        output: where to write the report as JSON.
-        ranks: where to write per-query ranks as Parquet; None keeps them in ``RUN/ranks``.
-        keywords: ``split``, ``candidates`` (whose entities compete: "all", "graph", "split" or "train"; by
-            default all, with ``graph`` those of that graph; or a table of those that can answer, as of
-            ``options``), ``side`` ("tail", "head" or "both"; by default as the run was trained) and
-            ``max_triples`` (a seeded sample) change the protocol; ``pykeen`` ranks once more as PyKEEN does
-            (``pykeen_comparable`` in the report); ``by_relation`` reports each relation, too;
-            ``allow_seen_entities``, ``allow_new_relations`` and ``skip_header`` lift checks of ``graph`` and
-            leave out the first line of its files; ``verify`` reads all of the run's files first; the others
-            are fields of ``options``.
 
     Raises:
         RunError: when the run has no such part, workers end again and again, or no cluster answers.
@@ -261,31 +217,31 @@ def evaluate(
     Example:
         >>> kgmlm.evaluate("runs/demo", split="valid", max_triples=500).metrics["mrr"]  # doctest: +SKIP
     """
-    asked = _Asked.of(run, graph, protocol, options, Workers(ray, workers), batch_size, keywords)
-    world, watch = join(asked.options.device), watcher_of(progress)
-    to, kept = path_if(output, "the output"), path_if(ranks, "ranks")
+    asked = _Asked.of(run, options)
+    world, watch = join(options.device), watcher_of(options.progress)
+    to, kept = path_if(options.output, "the output"), path_if(options.ranks, "ranks")
     for path in (to, kept):
         if path is not None and world.main:
             check_result(path)
     if kept is None:
         files.refuse_link(path_of(run) / "ranks")
-    folder = open_folder(path_of(run), verify=asked.verify)
-    if graph is None:
+    folder = open_folder(path_of(run), verify=options.verify)
+    if options.graph is None:
         check_run(folder.path, folder.graph, watch.tell)
     else:
-        check_dataset(graph, TRAINING, watch.tell)
-    other = None if graph is None else load_graph(graph, skip_header=asked.skip_header)
+        check_dataset(options.graph, TRAINING, watch.tell)
+    other = None if options.graph is None else load_graph(options.graph, skip_header=options.skip_header)
     if other is not None:
         tell_unread(other, watch.tell)
     (other or folder.graph).triples(asked.protocol.split)  # says so before the heavy imports
     own, further = (run.graph, run.extended_graph) if isinstance(run, Run) else (folder.graph, None)
     scope, unchecked = scope_of(folder, own, other, asked.protocol, asked.allowed, watch)
     work = EvaluationWork(
-        find_pack(path_of(run)) or folder.path, asked.options, asked.protocol, batch_size,
+        find_pack(path_of(run)) or folder.path, asked.ranking, asked.protocol, options.batch_size,
         other or further, other is not None, asked.allowed,
     )  # fmt: skip
     opened, result = _evaluate(run, folder, scope, work, asked, watch, world)
-    report = Report(result, whole_report(folder, opened, result, asked.options.precision, unchecked))
+    report = Report(result, whole_report(folder, opened, result, options.precision, unchecked))
     if world.main and to is not None:
         report.save(to)
     if world.main and (kept is not None or len(own.entities) == len(folder.graph.entities)):
@@ -297,78 +253,68 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The arguments of an evaluation, sorted.
+    """What an evaluation's options ask for.
 
     Attributes:
-        named: the protocol's file and the candidates, as they were given.
+        named: the protocol's file and the set of candidates, as they were given.
         allowed: checks of another graph that are lifted.
     """
 
-    options: RankingOptions
+    ranking: RankingOptions
     protocol: Protocol
     workers: Workers
     named: tuple[Path | None, str | None]
     allowed: Mapping[str, bool]
     by_relation: bool
-    skip_header: bool
-    verify: bool
 
     @classmethod
-    def of(
-        cls,
-        run: Run | str | Path,
-        graph: Dataset | None,
-        protocol: str | Path | None,
-        options: RankingOptions | None,
-        workers: Workers,
-        batch_size: int,
-        keywords: EvaluationKeywords,
-    ) -> _Asked:
-        """Sort the keywords, and refuse options that do not go together.
+    def of(cls, run: Run | str | Path, options: EvaluateOptions) -> _Asked:
+        """Read the options, and refuse those that do not go together.
 
         Raises:
             ConfigError: naming them.
         """
-        given: dict[str, Any] = dict(keywords)
-        split, candidates = given.pop("split", None), given.pop("candidates", None)
-        if candidates is not None and candidates not in get_args(CandidateSet):
-            file = path_if(candidates, "the table of candidates")  # not one of the sets
-            if file is None or not file.is_file():
-                raise ConfigError(
-                    f"--candidates is {', '.join(get_args(CandidateSet))} or a file, not '{candidates}'"
-                )
-            given["candidates"], candidates = file, None
-        max_triples, side = given.pop("max_triples", None), given.pop("side", None)
-        pykeen = given.pop("pykeen", False) or None
-        if side is None and protocol is None:
-            side = (run.folder if isinstance(run, Run) else open_folder(path_of(run))).settings.training.side
-        check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
-        flags = ("allow_seen_entities", "allow_new_relations", "skip_header", "by_relation", "verify")
-        flag = {name: bool(given.pop(name, False)) for name in flags}
         opened = run.options if isinstance(run, Run) else RankingOptions()
-        asked = (options or opened).given(runtime="torch", **given)
-        allowed = {name: flag[name] for name in flags[:2]}
-        if graph is None and (flag["skip_header"] or any(allowed.values())):
+        ranking = replace(opened.updated(options), runtime="torch")
+        if options.candidates in get_args(CandidateSet):
+            candidates = str(options.candidates)
+            ranking = replace(ranking, candidates=opened.candidates)
+        else:
+            candidates = None
+            _check_candidates(options.candidates)
+        allowed = {
+            "allow_seen_entities": options.allow_seen_entities,
+            "allow_new_relations": options.allow_new_relations,
+        }
+        if options.graph is None and (options.skip_header or any(allowed.values())):
             raise ConfigError(
                 "--allow-seen-entities, --allow-new-relations and --skip-header go with --graph"
             )
-        if graph is not None and asked.retrieve is not None:
+        if options.graph is not None and ranking.retrieve is not None:
             raise ConfigError("--retrieve asks an index of the run's own graph; it does not go with --graph")
-        if pykeen and (graph is not None or asked.retrieve is not None):
+        if options.pykeen and (options.graph is not None or ranking.retrieve is not None):
             raise ConfigError("--pykeen ranks all of the run's own graph: without --graph and --retrieve")
-        file = path_if(protocol, "a protocol")
-        among = candidates or (None if graph is None or file else "graph")
-        chosen = {"split": split, "side": side, "max_triples": max_triples}
-        chosen |= {"allow_self": asked.allow_self or None, "pykeen": pykeen}
-        settings = load_protocol(file, candidates=among, **chosen)
-        more = {name: flag[name] for name in flags[2:]}
-        return cls(asked, settings, workers, (file, candidates), allowed, **more)
+        file, side = path_if(options.protocol, "a protocol"), options.side
+        if side is None and file is None:
+            folder = run.folder if isinstance(run, Run) else open_folder(path_of(run))
+            side = folder.settings.training.side
+        protocol = load_protocol(
+            file,
+            candidates=candidates or (None if options.graph is None or file else "graph"),
+            split=options.split,
+            side=side,
+            max_triples=options.max_triples,
+            allow_self=ranking.allow_self or None,
+            pykeen=options.pykeen or None,
+        )
+        workers = Workers(options.ray, options.workers)
+        return cls(ranking, protocol, workers, (file, candidates), allowed, options.by_relation)
 
     def ranks_name(self, other: KnowledgeGraph | None) -> str:
         """The name of the file of ranks in the run."""
         asked = self.protocol
         return ranks_name(
-            self.options, asked.split, other, *self.named, max_triples=asked.max_triples, side=asked.side
+            self.ranking, asked.split, other, *self.named, max_triples=asked.max_triples, side=asked.side
         )
 
 
@@ -385,11 +331,11 @@ def _evaluate(
     from kgmlm.evaluation.evaluator import evaluate as evaluate_ranker
 
     quiet_transformers()
-    options, workers = asked.options, asked.workers
-    same = given if isinstance(given, Run) and given.options.given(runtime="torch") == options else None
+    options, workers = asked.ranking, asked.workers
+    same = given if isinstance(given, Run) and replace(given.options, runtime="torch") == options else None
     if same is not None and computed_by(run, same.options)[0] != "torch":
         same = None
-    here = options if workers.here else options.given(device="cpu")  # it scores nothing where workers do
+    here = options if workers.here else replace(options, device="cpu")  # it scores nothing where workers do
     with watch, shared_by(world):
         opened = open_scorer(same, run, scope, here, watch, work.batch_size)
         world.agree(opened.folder.scores_digest, "weights")
@@ -454,6 +400,19 @@ def _types_from(ranker: Ranker) -> dict[str, int]:
     signal = ranker.signals["types"]
     assert isinstance(signal, Types)
     return signal.types.sources()
+
+
+def _check_candidates(candidates: str | Path | None) -> None:
+    """Refuse what is neither a set of candidates nor a table of them.
+
+    Raises:
+        ConfigError: naming the sets.
+    """
+    file = path_if(candidates, "the table of candidates")
+    if file is not None and not file.is_file():
+        raise ConfigError(
+            f"--candidates is {', '.join(get_args(CandidateSet))} or a file, not '{candidates}'"
+        )
 
 
 def ranks_name(

@@ -486,6 +486,7 @@ def load_graph(
             triples by label: a list, an array, a DataFrame; or a ``TriplesFactory`` or ``Dataset`` of PyKEEN.
             A graph is returned as it is.
         download: fetch what neither ``$KGMLM_MIRROR`` nor the cache has.
+        progress: show the progress of a download.
         skip_header: of a folder, leave out the first line of each file of triples.
 
     Raises:

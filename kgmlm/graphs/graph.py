@@ -61,6 +61,7 @@ Dataset: TypeAlias = "str | Path | KnowledgeGraph | Triples | TriplesFactory | P
 
 Validation: TypeAlias = Literal["newest", "entities", "random"]  # what validation triples were drawn by
 
+
 HUB = 32  # triples of an entity from which on their sorted order is cached
 _FIRST = 5  # triples that a notebook shows of a graph
 HUBS = 1 << 16  # entities in that cache, at most

@@ -7,13 +7,15 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.errors import QueryError
+from kgmlm.core.errors import DataError, QueryError
+from kgmlm.core.tables import named_rows
 from kgmlm.graphs.entities import (
     by_python,
     folded,
@@ -354,3 +356,27 @@ def _nearest(text: str, among: Iterable[str]) -> list[str]:
 
 def _meant(near: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def read_queries(path: Path, resolver: Resolver) -> list[Query]:
+    """Queries of a file: columns relation and head or tail, or both with one of them empty.
+
+    Raises:
+        DataError: when the file is no such table.
+        QueryError: when a line asks for nothing that there is.
+    """
+
+    def check(header: Sequence[str]) -> None:
+        if "relation" not in header or not {"head", "tail"} & set(header):
+            raise DataError(
+                f"{path}: the first line must name the columns relation and head or tail, "
+                f"not: {', '.join(header)}"
+            )
+
+    asked = []
+    for line, row in named_rows(path, "head, relation (or relation, tail)", check):
+        try:
+            asked.append(resolver.query(row["relation"], row.get("head") or None, row.get("tail") or None))
+        except QueryError as error:
+            raise QueryError(f"{line}: {error}") from None
+    return asked

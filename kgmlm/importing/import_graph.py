@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from kgmlm.core import files
-from kgmlm.core.errors import ConfigError, DataError, check_numbers
+from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.core.files import as_path
+from kgmlm.core.options import takes_all
 from kgmlm.core.processes import check_main_guard
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.results import Outcome
@@ -33,42 +34,14 @@ from kgmlm.importing.endpoints import ALL, endpoint_of, fetch
 from kgmlm.importing.importer import Importer
 from kgmlm.importing.layouts import LAYOUTS, How, layout_of, read_layout
 from kgmlm.importing.neo4j import OTHER, Server, read_server
+from kgmlm.importing.options import ImportOptions
 from kgmlm.importing.statements import READERS, format_of, read_statements
 from kgmlm.importing.stix import STIX, is_stix, read_stix, stix_files
 from kgmlm.importing.vocabulary import Wanted
 
 
-class WantedKeywords(TypedDict, total=False):
-    """Further keywords of :func:`import_graph`."""
-
-    name_predicates: Sequence[str]
-    description_predicates: Sequence[str]
-    skip: Sequence[str]
-    keep_only: Sequence[str]
-    skip_blank: bool
-    skip_deprecated: bool
-    key: str | None
-    encoding: str | None
-    nodes: Sequence[str | Path] | str | Path
-    node_columns: Sequence[str]
-    context: str | Path | None
-
-
-def import_graph(
-    inputs: Sequence[str | Path] | str | Path,
-    output: str | Path,
-    *,
-    format: str | None = None,
-    language: str | Sequence[str] = "en",
-    base: str | None = None,
-    split: bool = False,
-    seed: int = 0,
-    columns: Sequence[str] | None = None,
-    separator: str | None = None,
-    query: str | None = None,
-    progress: bool | Watcher | Advance = True,
-    **wanted: Unpack[WantedKeywords],
-) -> Outcome:
+@takes_all(ImportOptions)
+def import_graph(options: ImportOptions) -> Outcome:
     """Make a dataset folder of RDF files, a Wikidata JSON dump, a table or a folder of another project.
 
     RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
@@ -79,37 +52,6 @@ def import_graph(
     (:mod:`kgmlm.importing.expressions`). Other literals, entities that no triple has, statements about
     statements and the names of graphs are left out, and triples that are there again count once.
     Texts are kept in memory, triples on disk.
-
-    Args:
-        inputs: files, read as one graph, also by ``https://...``, which the cache keeps; ``.gz``, ``.bz2``,
-            ``.xz``, ``.zst`` and ``.zip`` are unpacked. Or a SPARQL endpoint, ``sparql+https://...``, whose
-            triples are fetched page by page; after an interruption the same call goes on. Or Neo4j,
-            ``bolt://HOST/DATABASE``, whose relationships become triples, and node labels types.
-        output: the folder to write; it is there whole or not at all.
-        format: of all files: ntriples, nquads, turtle, trig, rdfxml, n3, jsonld, wikidata or stix, whose
-            triples keep their dates; or of a folder:
-            kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; or of tables: table, hetionet, primekg or
-            conceptnet. None goes by the names of the files.
-        language: of names and descriptions, such as "en"; of several the first that an entity has.
-        base: what relative IRIs are relative to.
-        split: also draw a tenth of the triples each for validation and test, with all triples in memory; of a
-            folder, the splits that it has not.
-        columns: of heads, relations and tails in a table (text, Parquet, JSON lines, a workbook): names in
-            its first line, or numbers from 1 where it has no such line. The format is a table then, or
-            dgl-ke, whose columns may be in another order.
-        separator: of a table; by default a comma in ``.csv``, else a tab. With any but a tab, cells may be in
-            quotes.
-        query: of an endpoint: SPARQL that selects three variables, of heads, relations and tails; by default
-            all triples of its default graph.
-        wanted: IRIs of further ``name_predicates`` and ``description_predicates``, which go before others; of
-            relations to ``skip``, or to ``keep_only``; ``skip_blank`` leaves out the triples of blank nodes
-            that are entities, and ``skip_deprecated`` those of entities that are no longer to be used. Of
-            Neo4j, predicates are properties and relations types of relationships; ``key`` is the property
-            whose value becomes the label of an entity, instead of Neo4j's element id. Of tables: their
-            ``encoding`` (such as "cp1252"; UTF-8 by default); ``nodes``, a table of nodes or several, whose
-            ``node_columns`` have label, name, types, description and aliases, and are found by their names
-            where they are well known. Of JSON-LD: a file with the ``context`` of addresses, which are not
-            fetched.
 
     Returns:
         What was read and what was left out: counts.
@@ -122,17 +64,17 @@ def import_graph(
         >>> kgmlm.import_graph("dump.nt.gz", "mygraph", split=True)  # doctest: +SKIP
     """
     check_main_guard()
-    check_numbers(seed=(seed, 0))
+    inputs, format, columns, separator = options.inputs, options.format, options.columns, options.separator
     several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, str) else [inputs]
     url = next(filter(None, map(endpoint_of, several)), None)
     server = next(filter(None, map(Server.of, several)), None)
     if (url or server) and (len(several) > 1 or format is not None or columns is not None):
         raise ConfigError("a server is read alone, and has no format and no columns")
-    context = _read_context(wanted.get("context"))
-    encoding = _checked_encoding(wanted.get("encoding"))
-    if server is None and wanted.get("key") is not None:
+    context = _read_context(options.context)
+    encoding = _checked_encoding(options.encoding)
+    if server is None and options.key is not None:
         raise ConfigError("a key is a property of the nodes of Neo4j: bolt://HOST")
-    with watcher_of(progress) as watch:
+    with watcher_of(options.progress) as watch:
         several = [downloaded(at, watch) if (at := address_of(path)) else path for path in several]
     paths = [as_path(path, "an input") for path in several]
     if not paths:
@@ -143,7 +85,7 @@ def import_graph(
         format = STIX
     if format is None and columns is None and separator is None and is_json(paths[0]):
         columns = json_columns(paths[0])
-    named, separator = checked_columns(columns, separator)
+    named, separator = checked_columns(None if columns is None else _listed(columns), separator)
     order = None
     if columns is not None and format == "dgl-ke" and separator is None and all(map(str.isdecimal, named)):
         order = (int(named[0]) - 1, int(named[1]) - 1, int(named[2]) - 1)
@@ -151,28 +93,28 @@ def import_graph(
         if format not in (None, "table"):
             raise ConfigError(f"columns and separators are those of a table, not of {format}")
         format = "table"
-    nodes = NodeFiles(
-        _paths(wanted.get("nodes", ())), tuple(x.strip() for x in wanted.get("node_columns", ()))
-    )
+    nodes = NodeFiles(_paths(options.nodes), tuple(x.strip() for x in _listed(options.node_columns)))
     if format not in EDGES and (nodes.paths or nodes.columns or encoding):
         raise ConfigError("--nodes, --node-columns and --encoding are of tables: --columns names theirs")
     if nodes.columns and not nodes.paths:
         raise ConfigError("--node-columns are of a table of nodes: --nodes names it")
+    drawn_seed = options.seed if options.split else None
+    languages = [options.language] if isinstance(options.language, str) else list(options.language)
     if format in LAYOUTS or (format is None and all(path.is_dir() for path in paths)):
-        with watcher_of(progress) as watch:
-            how = How([language] if isinstance(language, str) else list(language), order)
-            return _folder(paths, format, how, as_path(output, "the output"), seed if split else None, watch)
+        with watcher_of(options.progress) as watch:
+            target = as_path(options.output, "the output")
+            return _folder(paths, format, How(languages, order), target, drawn_seed, watch)
     chosen = Wanted(
-        tuple(wanted.get("name_predicates", ())),
-        tuple(wanted.get("description_predicates", ())),
-        frozenset(wanted.get("skip", ())),
-        frozenset(wanted.get("keep_only", ())),
-        wanted.get("skip_blank", False),
-        wanted.get("skip_deprecated", False),
+        tuple(options.name_predicates),
+        tuple(options.description_predicates),
+        frozenset(options.skip),
+        frozenset(options.keep_only),
+        options.skip_blank,
+        options.skip_deprecated,
     )
     if format == STIX:
-        return _stix(paths, as_path(output, "the output"), chosen, seed if split else None, progress)
-    if url is None and query is not None:
+        return _stix(paths, as_path(options.output, "the output"), chosen, drawn_seed, options.progress)
+    if url is None and options.query is not None:
         raise ConfigError("a query is asked of an endpoint: sparql+https://...")
     if server is not None:
         paths = []
@@ -180,35 +122,35 @@ def import_graph(
         if not path.exists() or path.is_dir():
             raise DataError(f"there is no file {path}")
         format or format_of(path)
-    target = as_path(output, "the output")
+    target = as_path(options.output, "the output")
     files.check_new_folder(target)
     total = sum(path.stat().st_size for path in paths) if url is None else 0  # 0 of a pipe, too
-    languages = [language] if isinstance(language, str) else list(language)
     if format is not None and format in EDGES:
-        with watcher_of(progress) as watch:
+        with watcher_of(options.progress) as watch:
             given = EdgeFiles(
                 paths, named, separator, languages, partial(_bytes, watch, total), encoding, nodes
             )
             read = read_edges(format, given, target.resolve().name)
             source = f"{', '.join(path.name for path in [*paths, *nodes.paths])}, read as {format}"
-            return _written(read, target, source, seed if split else None, watch)
+            return _written(read, target, source, drawn_seed, watch)
     source, kept = ", ".join(path.name for path in paths), None
-    with watcher_of(progress) as watch:
+    with watcher_of(options.progress) as watch:
         if url is not None:
             source, kept = url, target.with_name(f".{target.name}.import-unfinished")
-            paths, format, total = fetch(url, query or ALL, kept, partial(_solutions, watch)), "ntriples", 0
+            paths = fetch(url, options.query or ALL, kept, partial(_solutions, watch))
+            format, total = "ntriples", 0
         with files.new_folder(target) as folder:
             importer = Importer(folder, languages, chosen)
             if server is not None:
                 source = server.url
-                read_server(server, importer, chosen, wanted.get("key"), watch)
+                read_server(server, importer, chosen, options.key, watch)
             for path in paths:
-                read_statements(path, importer, format, base, partial(_bytes, watch, total), context)
+                read_statements(path, importer, format, options.base, partial(_bytes, watch, total), context)
             report = importer.write((target.resolve().name, f"Imported by kgmlm from {source}."))
             for note in _notes(importer, report):
                 watch.tell(note)
-            if split:
-                report["splits"] = _drawn(folder, seed, watch)
+            if options.split:
+                report["splits"] = _drawn(folder, options.seed, watch)
     if kept is not None:
         shutil.rmtree(kept, ignore_errors=True)
     return Outcome(report)
@@ -273,6 +215,11 @@ def _stix(
         read = read_stix(several, target.resolve().name, wanted, partial(_bytes, watch, total))
         source = f"{', '.join(path.name for path in paths)}, read as STIX"
         return _written(read.edges, target, source, seed, watch, read.dates)
+
+
+def _listed(names: Sequence[str] | str | None) -> list[str]:
+    """Names, one by one or between commas."""
+    return names.split(",") if isinstance(names, str) else list(names or ())
 
 
 def _paths(given: Sequence[str | Path] | str | Path) -> list[Path]:

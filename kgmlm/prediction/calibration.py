@@ -337,7 +337,6 @@ def fitted(
     most: int = TRIPLES,
     lacking: float = LACKING,
     seed: int = 0,
-    precision: str = "fp32",
     batch_size: int = 64,
     device: str | None = None,
     watch: Watcher = silent,
@@ -347,7 +346,6 @@ def fitted(
     Args:
         most: so many validation triples, and queries of each state; 0 is all.
         lacking: how many true triples neither training nor validation has, per validation triple.
-        precision: "fp32" or "bf16".
 
     Raises:
         NoProbabilitiesError: when there are no validation triples, or too few.
@@ -360,7 +358,6 @@ def fitted(
         )
     quiet_transformers()
     ranker = plain(tuned_ranker(run, device))
-    ranker.reduce(precision == "bf16")
     (typed,) = constraints_of(run, RankingOptions(typed=True), graph)
     with watch:
         read_vectors(ranker, watch, batch_size)
@@ -372,7 +369,6 @@ def fitted(
     by = {
         "command": command_line(),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "precision": precision,
         "seed": seed,
         "valid": figures,
     }

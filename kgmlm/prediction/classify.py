@@ -10,23 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
-from kgmlm.core.errors import ConfigError, NoProbabilitiesError, QueryError, check_numbers, check_whole
+from kgmlm.core.errors import ConfigError, NoProbabilitiesError, QueryError, check_numbers
 from kgmlm.core.files import as_path
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.options import takes
+from kgmlm.core.progress import Watcher, watcher_of
 from kgmlm.core.results import Outcome, Result
 from kgmlm.core.tables import ENDS
 from kgmlm.graphs.cards import card_names
 from kgmlm.graphs.datasets import load_graph
-from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_triples
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
-from kgmlm.prediction.calibration import LACKING
-from kgmlm.prediction.drawing import TRIPLES
+from kgmlm.prediction.options import CalibrateOptions, ClassifyOptions, RankRelationsOptions
 from kgmlm.ranking.probability import (
     FEATURES,
     SIDES,
@@ -38,7 +37,7 @@ from kgmlm.ranking.probability import (
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.opened import answering, classifier_by, open_folder, open_run_model
-from kgmlm.runs.options import ComputeKeywords, Precision, RankingOptions
+from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.run import Run, open_run, path_of, writes_run
 
 if TYPE_CHECKING:
@@ -223,25 +222,9 @@ def judged(
 
 
 @writes_run
-def calibrate(
-    run: Run | str | Path,
-    *,
-    max_triples: int = TRIPLES,
-    lacking: float = LACKING,
-    seed: int = 0,
-    precision: Precision = "fp32",
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
+@takes(CalibrateOptions)
+def calibrate(run: Run | str | Path, options: CalibrateOptions) -> Outcome:
     """Fit the probabilities of triples to validation, and keep them with the run.
-
-    Args:
-        max_triples: a seeded sample of validation triples, and so many queries of each kind that validation
-            does not answer; 0 is all.
-        lacking: how many true triples neither training nor validation has, per validation triple: the hidden
-            set of which a probability is the share.
-        seed: of the sample.
 
     Returns:
         The figures on validation, each quarter by what was fitted to the others: under ``held out`` how many
@@ -251,81 +234,54 @@ def calibrate(
     Raises:
         RunError: when there are too few validation triples.
     """
-    check_numbers(max_triples=(max_triples, 0), seed=(seed, 0), batch_size=(batch_size, 1))
-    if not 0 < lacking < float("inf"):
-        raise ConfigError(f"--lacking is a number above 0, not {lacking:g}")
     folder = open_folder(path_of(run))
     from kgmlm.prediction.calibration import fitted, save_calibration
 
     made = fitted(
-        folder, most=max_triples, lacking=lacking, seed=seed, precision=precision,
-        batch_size=batch_size, device=device, watch=watcher_of(progress),
+        folder, most=options.max_triples, lacking=options.lacking, seed=options.seed,
+        batch_size=options.batch_size, device=options.device, watch=watcher_of(options.progress),
     )  # fmt: skip
     save_calibration(folder, made)
     return Outcome(made.chosen_by["valid"])
 
 
-def classify(
-    run: Run | str | Path,
-    triples: Triples | str | Path,
-    *,
-    graph: Dataset | None = None,
-    entities: EntityTable | pd.DataFrame | str | Path | None = None,
-    entity_triples: Triples | str | Path = (),
-    allow_new_relations: bool = False,
-    prior: float = 0.5,
-    skip_header: bool = False,
-    batch_size: int = 64,
-    progress: bool | Watcher | Advance = True,
-    **keywords: Unpack[ComputeKeywords],
-) -> Classified:
+@takes(ClassifyOptions)
+def classify(run: Run | str | Path, options: ClassifyOptions) -> Classified:
     """The probability that triples are true.
 
     Each is asked for from both sides, by the first stage and by trees where these are the only second stage.
     :func:`calibrate` runs first if needed.
-
-    Args:
-        triples: (head, relation, tail) by label or name, a list or a DataFrame; or a file of them without a
-            header. A fourth column, ``label`` in a DataFrame, may have 1 for true and -1 or 0 for false, to
-            compare with.
-        graph: another dataset or folder, whose entities compete; its training triples, too, count as known.
-        entities, entity_triples: further entities that triples may have, and what is known of them, as of
-            :meth:`kgmlm.runs.run.Run.with_entities`.
-        allow_new_relations: read relations that the run does not have from their names.
-        prior: the share of true triples in the list, for ``probability_if_half_true`` and the decision.
-        skip_header: leave out the first line of the file.
-        keywords: ``precision``, ``device`` and ``runtime``, as of
-            :class:`~kgmlm.runs.options.RankingOptions`; by default as the run was opened, in fp32.
 
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
         DataError: when the file is no such table.
         RunError: when nothing is fitted and there is nothing to fit to.
     """
-    _check_asked(prior, batch_size)
-    given, watch = _read(triples, skip_header), watcher_of(progress)
+    _check_asked(options.prior, options.batch_size)
+    given, watch = _read(options.triples, options.skip_header), watcher_of(options.progress)
     for note in given.unread_notes():
         watch.tell(note)
     opened = run if isinstance(run, Run) else open_run(run)
     folder = opened.folder
-    opened = opened if graph is None else Run(folder, opened.options, _other(graph, skip_header))
-    if entities is not None:
-        opened = opened.with_entities(entities, entity_triples, progress=watch)
-    elif isinstance(entity_triples, str | Path) or len(labeled_triples(entity_triples)):
+    if options.graph is not None:
+        opened = Run(folder, opened.options, _other(options.graph, options.skip_header))
+    if options.entities is not None:
+        opened = opened.with_entities(options.entities, options.entity_triples, progress=watch)
+    elif isinstance(options.entity_triples, str | Path) or len(labeled_triples(options.entity_triples)):
         raise ConfigError("--entity-triples goes with --entities")
-    asked, ids = _resolved(opened, given, allow_new_relations)
-    if not allow_new_relations:
+    asked, ids = _resolved(opened, given, options.allow_new_relations)
+    if not options.allow_new_relations:
         _check_relations(folder.graph, asked, ids, given)
-    learned = None if graph is None else _learned(folder.graph, asked, ids)
-    options = opened.options.plain().given(**keywords)
-    asked = asked if graph is not None else answering(folder, asked)
-    classifier = classifier_for(folder, options, asked, batch_size, watch)
+    learned = None if options.graph is None else _learned(folder.graph, asked, ids)
+    ranking = opened.options.updated(options).plain()
+    asked = asked if options.graph is not None else answering(folder, asked)
+    classifier = classifier_for(folder, ranking, asked, options.batch_size, watch)
     if given.true is not None:  # what is known of validation would tell its true triples from the false ones
         watch.tell("the list has labels: probabilities go by training alone, as if nobody knew validation")
         classifier = classifier.without_validation()
     with watch:
         (found,) = judged(
-            classifier, asked, [(ids, prior)], learned=learned, batch_size=batch_size,
+            classifier, asked, [(ids, options.prior)], learned=learned, batch_size=options.batch_size,
             advance=partial(watch, "classifying"),
         )  # fmt: skip
     return replace(found, labels=given.true)
@@ -357,49 +313,34 @@ def _learned(trained: KnowledgeGraph, graph: KnowledgeGraph, triples: IntArray) 
     return held(graph.labels(triples), (trained,), "train")
 
 
-def rank_relations(
-    run: Run | str | Path,
-    head: str,
-    tail: str,
-    *,
-    k: int = 10,
-    novel: bool = False,
-    prior: float = 0.5,
-    precision: Precision = "fp32",
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Classified:
+@takes(RankRelationsOptions)
+def rank_relations(run: Run | str | Path, options: RankRelationsOptions) -> Classified:
     """The k most probable relations of a head and a tail; those that training has go first.
-
-    Args:
-        novel: leave out triples that the graph has in any split.
 
     Raises:
         QueryError: for an unknown or ambiguous entity.
         RunError: as of :func:`classify`.
     """
 
-    _check_asked(prior, batch_size)
-    check_whole("k", k, 1)
+    _check_asked(options.prior, options.batch_size)
     opened = run if isinstance(run, Run) else open_run(run)
     find, graph = opened.resolver, opened.graph
     count = len(graph.relations)
-    ids = np.stack(
-        [np.full(count, find.entity(head)), np.arange(count), np.full(count, find.entity(tail))], 1
-    )
-    if novel:
+    head, tail = find.entity(options.head), find.entity(options.tail)
+    ids = np.stack([np.full(count, head), np.arange(count), np.full(count, tail)], 1)
+    if options.novel:
         ids = ids[~graph.filter_index.has(ids)]
-    watch = watcher_of(progress)
-    options = opened.options.plain().given(precision=precision, device=device)
+    watch = watcher_of(options.progress)
+    ranking = opened.options.updated(options).plain()
     graph = answering(opened.folder, graph)
-    classifier = classifier_for(opened.folder, options, graph, batch_size, watch)
+    classifier = classifier_for(opened.folder, ranking, graph, options.batch_size, watch)
     with watch:
         (found,) = judged(
-            classifier, graph, [(ids, prior)], batch_size=batch_size, advance=partial(watch, "classifying")
-        )
+            classifier, graph, [(ids, options.prior)], batch_size=options.batch_size,
+            advance=partial(watch, "classifying"),
+        )  # fmt: skip
     order = np.where(found.known, 2.0, np.nan_to_num(found.probabilities, nan=-1.0))
-    return found[np.argsort(-order, kind="stable")[:k]]
+    return found[np.argsort(-order, kind="stable")[: options.k]]
 
 
 def classifier_for(
@@ -410,14 +351,14 @@ def classifier_for(
     Raises:
         RunError: when nothing is fitted and there is nothing to fit to.
     """
-    folder, calibration = _calibrated(folder, options.precision, batch_size, options.device, watch)
+    folder, calibration = _calibrated(folder, batch_size, options.device, watch)
     opened = open_run_model(folder, options, graph, watch.tell)
     read_vectors(opened.ranker, watch, batch_size)
     return classifier_by(opened, calibration)
 
 
 def _calibrated(
-    folder: RunFolder, precision: Precision, batch_size: int, device: str | None, watch: Watcher
+    folder: RunFolder, batch_size: int, device: str | None, watch: Watcher
 ) -> tuple[RunFolder, Calibration]:
     """A run with its calibration: read, or fitted now and kept where the run can be written."""
     path = folder.path
@@ -432,9 +373,9 @@ def _calibrated(
 
         how = "`kgmlm calibrate RUN` keeps them, for a pack `kgmlm pack PACK --calibrate --output NEW`"
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
-        return folder, fitted(folder, precision=precision, batch_size=batch_size, device=device, watch=watch)
+        return folder, fitted(folder, batch_size=batch_size, device=device, watch=watch)
     watch.tell(f"{why}: fitting them on validation, as `kgmlm calibrate` does")
-    calibrate(path, precision=precision, batch_size=batch_size, device=device, progress=watch)
+    calibrate(path, batch_size=batch_size, device=device, progress=watch)
     folder = open_folder(path)
     assert folder.calibration is not None
     return folder, folder.calibration

@@ -12,7 +12,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from kgmlm.core.errors import (
     DataError,
     NoProbabilitiesError,
     RunError,
-    check_numbers,
     counted,
     printable,
 )
 from kgmlm.core.files import as_path, locked
-from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.options import takes
+from kgmlm.core.progress import Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome, names_first
 from kgmlm.core.tables import ENDS
 from kgmlm.core.workers import Make, Workers
@@ -49,13 +49,14 @@ from kgmlm.prediction.listing import (
     read_list,
     write_list,
 )
+from kgmlm.prediction.options import CompleteOptions
 from kgmlm.ranking.probability import TripleClassifier, plain
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.ranking.reasons import Reasons
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder, graph_digests
 from kgmlm.runs.opened import answering, constraints_of, open_folder, open_ranker
-from kgmlm.runs.options import RankingKeywords, RankingOptions
+from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.packs import find_pack
 from kgmlm.runs.run import Run, path_of
 from kgmlm.runs.tuned import MIXTURE, TREES
@@ -64,7 +65,6 @@ from kgmlm.runs.writing import check_result
 if TYPE_CHECKING:
     import pandas as pd
 
-PART = 1024  # queries per part
 MANY_QUERIES = 100_000  # queries above which fewer are proposed
 MIN_PROBABILITY = 0.1  # the probability from which on triples are listed
 SHOWN = 10  # the best triples, which are returned with their names and reasons
@@ -229,25 +229,6 @@ class Plan:
         return replace(self, run=self.run.absolute(), folder=folder, options=options)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The options of the list; they change none of the parts."""
-
-    min_probability: float | None = None
-    report: str | None = None
-    explain: bool = False
-    diverse: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            ConfigError: for a number out of range.
-        """
-        if self.min_probability is not None and not 0 <= self.min_probability <= 1:
-            raise ConfigError(f"a probability is from 0 to 1, not {self.min_probability}")
-
-
 class Completion(Outcome):
     """The manifest of what :func:`complete` listed, and the list in the file that it wrote.
 
@@ -279,32 +260,8 @@ class Completion(Outcome):
         return f"<p>{html.escape(self._header())}</p>{best}"
 
 
-class CompletionKeywords(RankingKeywords, total=False):
-    """Further keywords of :func:`complete`."""
-
-    explain: bool
-    diverse: bool
-    batch_size: int
-    part_size: int
-    sample: int
-
-
-def complete(
-    run: Run | str | Path,
-    output: str | Path,
-    *,
-    min_probability: float | None = None,
-    relations: Sequence[str] | str | None = None,
-    top: int = 10,
-    known: Sequence[str] | None = None,
-    report: str | None = None,
-    options: RankingOptions | None = None,
-    ray: str | None = None,
-    workers: int | None = None,
-    shard: str | None = None,
-    progress: bool | Watcher | Advance = True,
-    **keywords: Unpack[CompletionKeywords],
-) -> Outcome:
+@takes(CompleteOptions)
+def complete(run: Run | str | Path, options: CompleteOptions) -> Outcome:
     """List the triples that a run's graph lacks, the most probable first.
 
     Every (entity, relation, side) is asked that the types of entities suggest, and nothing that training has
@@ -312,27 +269,6 @@ def complete(
     all of it). Parts are kept in ``OUTPUT.parts``: the same call continues where it was. Probabilities are
     those of :func:`kgmlm.calibrate`, which runs first if needed. Where validation has too few triples to fit
     any, the best answer of each question is listed, by its margin above the second.
-
-    Args:
-        output: the file to write: Parquet, or a table where it ends in .csv or .tsv.
-        min_probability: list no triple below it; None is .1, but the ten most probable are always listed.
-        relations: labels or names of those that are listed; None is all.
-        top: answers kept of each query.
-        known: the splits that are never listed, training always; None is all.
-        report: a split that is not in ``known``; count how many of its triples are listed.
-        options: how the run is asked; None is ``typed`` and ``functional``. With ``typed``, only entities
-            whose types fit answer, and all whose types fit are asked about; with ``functional``, nothing is
-            asked for that training has, where it has one answer per entity; with ``unlinked``, no pair is
-            listed that training links already; with ``candidates``, only entities of a list answer.
-            Trees find candidates where they are the only second stage (``rerank=0`` leaves them out); other
-            stages, indexes and ``allow_self`` never do.
-        ray: "local" or HOST:PORT: workers of Ray score, ``workers`` many
-            (:class:`~kgmlm.core.workers.Workers`).
-        shard: "3/16" makes the third of sixteen shares of the parts and no list; a call without it joins all.
-        keywords: ``explain`` adds a reason for each triple; ``diverse`` orders the first thousand so that no
-            entity has more than five places in a hundred; ``sample`` asks only so many queries, a
-            seeded sample of each relation and side, to see precision and speed first; ``batch_size`` and
-            ``part_size`` count queries; the others are fields of ``options``.
 
     Returns:
         The manifest, as a dict: settings, counts, what probabilities stand for, the highest one, the report;
@@ -344,35 +280,40 @@ def complete(
         ConfigError: for splits that do not go together.
         DataError: when the graph has no validation triples.
     """
-    target = as_path(output, "the output")
-    given: dict[str, Any] = dict(keywords)
-    explain, diverse_, sample = (given.pop(name, 0) for name in ("explain", "diverse", "sample"))
-    batch_size, part_size = given.pop("batch_size", 64), given.pop("part_size", PART)
-    crew = Workers(ray, workers)
-    check_numbers(sample=(sample, 0), top=(top, 1), part_size=(part_size, 1), batch_size=(batch_size, 1))
+    target, crew = as_path(options.output, "the output"), Workers(options.ray, options.workers)
     check_result(target)
     _check_replaced(target)
-    part = Shard() if shard is None else Shard.parse(shard)
-    wanted = Wanted(min_probability, report, bool(explain), bool(diverse_))
+    part = Shard() if options.shard is None else Shard.parse(options.shard)
     folder = open_folder(path_of(run))
-    asked = (
-        (options or RankingOptions(typed=True, functional=True))
-        .given(**given)
-        .given(runtime="torch", allow_self=False)
-    )
+    ranking = replace(RankingOptions.of(options), runtime="torch")
     if tuple(folder.tuned.uses) != (TREES,):
-        asked = asked.given(rerank=0)  # others would read each candidate
-    splits, labels = _known(folder.graph, known, report), _labels(folder.graph, relations)
-    where = target.with_name(f"{target.name}.parts")
-    source = find_pack(path_of(run)) or folder.path
-    plan = Plan(source, where, asked, top, splits, labels, batch_size, part_size, sample)
-    with watcher_of(progress) as watch, locked(target, "complete") if shard is None else nullcontext():
+        ranking = replace(ranking, rerank=0)  # others would read each candidate
+    plan = Plan(
+        run=find_pack(path_of(run)) or folder.path,
+        folder=target.with_name(f"{target.name}.parts"),
+        options=ranking,
+        top=options.top,
+        known=_known(folder.graph, _listed(options.known), options.report),
+        relations=_labels(folder.graph, options.relations),
+        batch_size=options.batch_size,
+        part_size=options.part_size,
+        sample=options.sample,
+    )
+    lock = locked(target, "complete") if options.shard is None else nullcontext()
+    with watcher_of(options.progress) as watch, lock:
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries scored": scored, "seconds": round(seconds, 1)}
-        if shard is None:
-            return Completion(_list(plan, target, wanted, watch) | made)
+        if options.shard is None:
+            return Completion(_list(plan, target, options, watch) | made)
         parts = {"parts": plan.parts.count, "missing": len(plan.parts.missing())}
-        return Outcome({"shard": shard, **parts, **made})
+        return Outcome({"shard": options.shard, **parts, **made})
+
+
+def _listed(names: Sequence[str] | str | None) -> list[str] | None:
+    """Names, one by one or between commas."""
+    if names is None:
+        return None
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
 
 def _check_replaced(target: Path) -> None:
@@ -396,7 +337,6 @@ def _check_replaced(target: Path) -> None:
 def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | None) -> tuple[str, ...]:
     """The splits that are never listed, in the graph's order."""
     graph.triples("valid")  # says how to make one
-    known = [known] if isinstance(known, str) else known
     splits = set(graph.splits if known is None else ("train", *known))
     for split in (*splits, *([report] if report else [])):
         graph.triples(split)
@@ -410,9 +350,9 @@ def _known(graph: KnowledgeGraph, known: Sequence[str] | None, report: str | Non
     return tuple(split for split in graph.splits if split in splits)
 
 
-def _labels(graph: KnowledgeGraph, relations: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """Labels of some relations, each once, by labels or names."""
-    if relations is None:
+def _labels(graph: KnowledgeGraph, relations: Sequence[str] | str) -> tuple[str, ...] | None:
+    """Labels of some relations, each once, by labels or names; None of all."""
+    if not relations:
         return None
     find = Resolver(graph)
     relations = [relations] if isinstance(relations, str) else relations
@@ -443,7 +383,7 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
     return time.monotonic() - began, scored
 
 
-def _list(plan: Plan, target: Path, wanted: Wanted, watch: Watcher) -> dict[str, Any]:
+def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> dict[str, Any]:
     """Merge all parts and write the list; its manifest."""
     graph = plan.graph
     candidates = candidates_of(plan.parts)

@@ -17,12 +17,14 @@ import pyarrow.compute as pc
 from kgmlm.core import files
 from kgmlm.core.errors import ConfigError, DataError
 from kgmlm.core.files import as_path
+from kgmlm.core.options import takes
 from kgmlm.core.processes import check_main_guard
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.progress import watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import CsvFile, for_spreadsheet
 from kgmlm.importing.neo4j import Server, write_server
 from kgmlm.prediction.listing import read_list
+from kgmlm.prediction.options import ExportOptions
 from kgmlm.runs.writing import check_result
 
 BASE = "urn:kgmlm:"  # prefix that makes an IRI of a label that is none
@@ -243,30 +245,12 @@ def _neo4j(table: pa.Table, folder: Path) -> None:
         writer.writerows([label, name, "Entity"] for label, name in nodes.items())
 
 
-def export(
-    triples: str | Path,
-    output: str | Path,
-    *,
-    format: str | None = None,
-    min_probability: float = 0.0,
-    base: str = BASE,
-    spreadsheet: bool = False,
-    key: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
+@takes(ExportOptions)
+def export(triples: str | Path, options: ExportOptions) -> Outcome:
     """Write a list that ``complete`` made as N-Triples, RDF-star, TriG, CSV, TSV, JSON Lines, or for Neo4j.
 
     Args:
         triples: the file, Parquet, CSV or TSV.
-        output: the file to write; of neo4j a folder, or a server that has the nodes, ``bolt://HOST/DATABASE``.
-            There, relationships are made with ``probability`` and ``source: "kgmlm"``; what others have made
-            stays as it is.
-        format: ntriples, rdf-star, trig, csv, tsv, jsonl or neo4j; None goes by the file's name.
-        min_probability: leave out triples below it.
-        base: prefix of labels that are no IRIs.
-        spreadsheet: CSV for a spreadsheet, which would take texts that begin with =, +, - or @ for formulas:
-            these begin with an apostrophe.
-        key: of a server, the property of nodes that was the key when the graph was imported.
 
     Returns:
         What was written: ``output``, ``format``, ``triples``; of a server also how many relationships are
@@ -277,31 +261,29 @@ def export(
         ConfigError: when there is no such format, or no such probability.
     """
     check_main_guard()
-    if not 0 <= min_probability <= 1:
-        raise ConfigError(f"a probability is from 0 to 1, not {min_probability}")
-    server = Server.of(output)
-    if key is not None and server is None:
+    server = Server.of(options.output)
+    if options.key is not None and server is None:
         raise ConfigError("a key is a property of the nodes of a server: --key needs --output bolt://HOST")
-    target, source = as_path(output, "the output"), as_path(triples, "the list that `complete` wrote")
+    target, source = as_path(options.output, "the output"), as_path(triples, "the list that `complete` wrote")
     if target.resolve() == source.resolve():
         raise DataError(f"{target} is the list itself; choose another --output")
-    chosen = format_for(target, format or (FOLDER if server else None))
-    if server is not None and (chosen != FOLDER or spreadsheet):
+    chosen = format_for(target, options.format or (FOLDER if server else None))
+    if server is not None and (chosen != FOLDER or options.spreadsheet):
         raise ConfigError(
             f"a server takes relationships, not {chosen if chosen != FOLDER else 'spreadsheets'}"
         )
     if chosen != FOLDER:
         check_result(target)
     table, _ = read_list(source)
-    if min_probability > 0:
-        table = table.filter(pc.greater_equal(table.column("probability"), min_probability))
+    if options.min_probability > 0:
+        table = table.filter(pc.greater_equal(table.column("probability"), options.min_probability))
     if server is not None:
-        with watcher_of(progress) as watch:
+        with watcher_of(options.progress) as watch:
             counts = write_server(
-                server, _rows(table), key, partial(watch, "writing triples", total=len(table))
+                server, _rows(table), options.key, partial(watch, "writing triples", total=len(table))
             )
         if len(table) and counts["without a node"] == len(table):
             raise DataError(f"{server.url} has none of the nodes; labels are those of its import (--key)")
         return Outcome({"output": server.url, "format": chosen, "triples": counts.pop("written"), **counts})
-    write_export(table, target, chosen, base, spreadsheet=spreadsheet)
+    write_export(table, target, chosen, options.base, spreadsheet=options.spreadsheet)
     return Outcome({"output": str(target), "format": chosen, "triples": len(table)})

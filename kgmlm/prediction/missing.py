@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kgmlm.core.arrays import IntArray
-from kgmlm.core.errors import check_whole, counted, printable
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.errors import counted, printable
+from kgmlm.core.options import takes
+from kgmlm.core.progress import watcher_of
 from kgmlm.core.results import Result
 from kgmlm.core.tables import ENDS
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
 from kgmlm.prediction.candidates import Completer
 from kgmlm.prediction.listing import Listed, by_margin, by_probability, features_of
+from kgmlm.prediction.options import MissingOptions
 from kgmlm.ranking.probability import plain
 from kgmlm.ranking.reasons import Reasons
 from kgmlm.runs.opened import constraints_of
@@ -84,21 +85,13 @@ class Missing(Result):
         return pd.DataFrame(self.as_json(), columns=[*names, "probability", "because", *ENDS])
 
 
-def missing(
-    run: Run | str | Path,
-    entity: str | Sequence[str],
-    *,
-    k: int = SHOWN,
-    progress: bool | Watcher | Advance = False,
-) -> Missing:
+@takes(MissingOptions)
+def missing(run: Run | str | Path, options: MissingOptions) -> Missing:
     """The k facts that an entity, or some, most probably lack, over all relations.
 
     Asked are all relations and sides that the types of the entity suggest; what training has is not asked
     where a relation has one answer per entity. What any split has is not listed. Without probabilities
     (:func:`kgmlm.calibrate`) the clearest answers come first.
-
-    Args:
-        entity: by label or name; new ones are those of :meth:`Run.with_entities <kgmlm.Run.with_entities>`.
 
     Example:
         >>> kgmlm.open_run("runs/demo").missing("Kenya", k=3)  # doctest: +SKIP
@@ -106,12 +99,11 @@ def missing(
     Raises:
         QueryError: for an unknown or ambiguous entity.
     """
-    check_whole("k", k, 1)
     opened = run if isinstance(run, Run) else open_run(run)
-    names = [entity] if isinstance(entity, str) else list(entity)
+    names = [options.entity] if isinstance(options.entity, str) else list(options.entity)
     ids = np.array([opened.resolver.entity(name) for name in names], np.int64)
-    with watcher_of(progress) as watch:
-        return missing_of(opened, opened.open(watch), ids, k)
+    with watcher_of(options.progress) as watch:
+        return missing_of(opened, opened.open(watch), ids, options.k)
 
 
 def missing_of(run: Run, predictor: Predictor, ids: IntArray, k: int = SHOWN) -> Missing:

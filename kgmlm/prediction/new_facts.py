@@ -69,7 +69,7 @@ class NewFacts:
         if (found := cls.read(run, file)) is not None:
             return found
         clear(file)
-        complete(run.folder.path, file, options=run.options, progress=watch, **_keywords(run))
+        complete(run.folder.path, file, progress=watch, **_keywords(run))
         clear_parts(file)
         return cls.read(run, file)
 
@@ -115,6 +115,9 @@ def _known(run: Run) -> tuple[str, ...]:
 def _keywords(run: Run) -> dict[str, Any]:
     """Keywords of :func:`~kgmlm.prediction.complete.complete` for the list."""
     return {
+        "scores": run.options.scores,
+        "precision": run.options.precision,
+        "device": run.options.device,
         "min_probability": MIN_PROBABILITY,
         "sample": QUERIES,
         "typed": True,

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from kgmlm import __version__
 from kgmlm.core import files
-from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError, check_numbers, counted, quoted
+from kgmlm.core.errors import ConfigError, DataError, KgmlmError, RunError, counted, quoted
 from kgmlm.core.files import as_path
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.options import takes
+from kgmlm.core.progress import Watcher, watcher_of
 from kgmlm.evaluation.compare import compare_ranks
 from kgmlm.evaluation.evaluate import evaluate, ranks_name
 from kgmlm.evaluation.metrics import find_ranks, read_ranks, scores_digest
@@ -29,6 +30,7 @@ from kgmlm.graphs.checks import check_graph, lines_of
 from kgmlm.prediction.new_facts import FILE, NewFacts
 from kgmlm.reporting.charts import Cell, Chart, Table
 from kgmlm.reporting.figures import Ranked, ShownQuestion
+from kgmlm.reporting.options import ReportOptions
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.provenance import past_graphs
 from kgmlm.runs.run import Run, open_run, path_if
@@ -193,31 +195,14 @@ NOTES = {
 }
 
 
-def report(
-    run: Run | str | Path,
-    output: str | Path = "report.html",
-    *,
-    ranks: str | Path | None = None,
-    split: str | None = None,
-    max_triples: int | None = None,
-    compare: Run | str | Path | None = None,
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Path:
+@takes(ReportOptions)
+def report(run: Run | str | Path, options: ReportOptions) -> Path:
     """Write a report of a run that anybody can read: one HTML file that loads nothing.
 
     It shows metrics by side, relation, unseen entities and known answers; each signal alone; facts that the
     graph probably lacks; how probabilities come true; the worst and the typical questions; training; and what
     `kgmlm data check` says of the graph. Ranks that `evaluate` has kept of the run as it is now are used;
     else the run is evaluated first. The list of new facts is kept in the run.
-
-    Args:
-        output: where to write it.
-        ranks: a file of ranks that :func:`kgmlm.evaluate` wrote for this run.
-        split: whose triples to ask; None is test, or validation where there is no test.
-        max_triples: ask a seeded sample of the split.
-        compare: another run on the same graph, evaluated like this one where it was not yet.
 
     Returns:
         Where it is.
@@ -226,24 +211,23 @@ def report(
         RunError: when training has left no model yet, or ranks are of other weights than the run has.
         DataError: when the ranks are of another graph, or the other run is.
     """
-    output, given = as_path(output, "the output"), path_if(ranks, "a file of ranks")
-    if given is not None and (split or max_triples):
+    output, given = as_path(options.output, "the output"), path_if(options.ranks, "a file of ranks")
+    if given is not None and (options.split or options.max_triples):
         raise DataError("--ranks says which triples were asked; it goes without --split and --max-triples")
-    check_numbers(max_triples=(max_triples, 1), batch_size=(batch_size, 1))
     check_result(output)
     if output.suffix.casefold() not in ("", ".html", ".htm"):
         raise DataError(f"{output}: a report is a page of HTML, so its name ends in .html")
-    opened = _opened(run, device)
-    other = None if compare is None else _opened(compare, device)
+    opened = _opened(run, options.device)
+    other = None if options.compare is None else _opened(options.compare, options.device)
     if other is not None and not opened.graph.same(other.graph):
         raise DataError(
             f"{opened.path} and {other.path} are runs of different graphs ('{opened.graph.name}' and "
             f"'{other.graph.name}'), whose ranks do not compare"
         )
-    watch = watcher_of(progress)
-    work = _Work(opened, max_triples, batch_size, watch)
+    watch = watcher_of(options.progress)
+    work = _Work(opened, options.max_triples, options.batch_size, watch)
     with TemporaryDirectory() as folder:
-        asked = split or next((s for s in ("test", "valid") if opened.graph.has(s)), None)
+        asked = options.split or next((s for s in ("test", "valid") if opened.graph.has(s)), None)
         found = None
         if asked is not None or given is not None:
             found = work.ranks(opened, given, asked or "", Path(folder) / "a.parquet")
@@ -259,7 +243,7 @@ def report(
 def _opened(run: Run | str | Path, device: str | None) -> Run:
     if not isinstance(run, Run):
         return open_run(run, device=device, runtime="torch")
-    options = run.options.given(device=device, runtime="torch")
+    options = replace(run.options, device=device or run.options.device, runtime="torch")
     return run if options == run.options else Run(run.folder, options, run.graph)
 
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from kgmlm.core.arrays import Floats, highest
+from kgmlm.core.options import takes
 from kgmlm.core.processes import join, shared_by, sharing
-from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.progress import quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
@@ -37,6 +38,7 @@ from kgmlm.ranking.retrieval import (
     vectors_fingerprint,
 )
 from kgmlm.runs.opened import open_folder, tuned_ranker
+from kgmlm.runs.options import IndexOptions
 from kgmlm.runs.run import Run, path_of, writes_run
 from kgmlm.signals.vector import read_together
 from kgmlm.text.reader import Reading
@@ -186,12 +188,8 @@ def _tenth(by: Searched, readings: list[Reading], count: int, top: int) -> Float
 
 
 @writes_run
-def index(
-    run: Run | str | Path,
-    *,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
+@takes(IndexOptions)
+def index(run: Run | str | Path, options: IndexOptions) -> Outcome:
     """Index a run's entity vectors; ``open_run(..., retrieve=100)`` then scores only what the index finds.
 
     Several processes (``torchrun``) share the reading of entities.
@@ -202,11 +200,11 @@ def index(
     Raises:
         ConfigError: when the run has neither entity vectors nor a bi-encoder.
     """
-    world = join(device)
+    world = join(options.device)
     folder = open_folder(path_of(run))
     quiet_transformers()
-    ranker = tuned_ranker(folder, device, rerank=False)
-    with watcher_of(progress) as watch, shared_by(world):
+    ranker = tuned_ranker(folder, options.device, rerank=False)
+    with watcher_of(options.progress) as watch, shared_by(world):
         world.agree(folder.scores_digest, "weights")
         made = build_index(
             ranker,

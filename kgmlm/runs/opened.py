@@ -202,7 +202,7 @@ def open_ranker(
     tell: Callable[[str], None] = lambda message: None,
 ) -> Ranker:
     """A run's ranker over a graph; see :func:`open_run_model`. An index that is asked for is not opened."""
-    return open_run_model(run, options.given(retrieve=0), graph, tell).ranker
+    return open_run_model(run, replace(options, retrieve=0), graph, tell).ranker
 
 
 def _opened(

@@ -1,113 +1,172 @@
-"""Options of ranking by a run: signals, constraints, second stages, index, precision, device, runtime."""
+"""The options of ranking by a run, and of opening one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from kgmlm.core.options import Options, ProgressOptions, QuietOptions, about, option
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kgmlm.graphs.entities import EntityTable
+    from kgmlm.graphs.given import AskedQueries, Triples
 
 Runtime = Literal["auto", "torch", "onnx"]
 Precision = Literal["fp32", "bf16"]
+Scores = str  # "all", "text", or the name of a signal
 
 
-class ComputeKeywords(TypedDict, total=False):
-    """The computation of scores; see :class:`RankingOptions`."""
+def score_names() -> list[str]:
+    """The values of ``scores``."""
+    from kgmlm.signals import SIGNALS
 
-    precision: Precision | None
-    device: str | None
-    runtime: Runtime | None
-
-
-class RankingKeywords(ComputeKeywords, total=False):
-    """The fields of :class:`RankingOptions` as keywords; None leaves one as it is."""
-
-    scores: str | None
-    allow_self: bool | None
-    typed: bool | None
-    functional: bool | None
-    unlinked: bool | None
-    candidates: str | Path | None
-    rerank: int | None
-    retrieve: int | None
-    probabilities: bool | None
+    return ["all", "text", *SIGNALS]
 
 
-@dataclass(frozen=True)
-class RankingOptions:
-    """Options of ranking by a run: parts of the score, candidates, computation.
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Options):
+    """The device that computes."""
 
-    Attributes:
-        scores: "all" that it has, its "text", or one signal alone.
-        allow_self: let an entity answer a query about itself where training says that it cannot.
-        typed: leave out entities whose types do not fit, as training has them.
-        functional: leave out what training has filled already, where a relation has one answer.
-        unlinked: leave out entities that training links to the query's entity by another triple.
-        candidates: a table of the entities that can answer: column entity and, if you like, relation and
-            side; a relation without a list of its own goes by the entities that have no relation, if any.
-        rerank: how many of the best the second stages score; None is what validation chose, 0 none.
-        retrieve: score only so many entities per query, found by the index; 0 scores all, None goes by the
-            run's recipe.
-        probabilities: say how probable the shown answers are, for which each of them is asked for from its
-            other side.
-        precision: "fp32" or "bf16".
-        device: such as "cpu" or "cuda"; None takes a GPU where there is one.
-        runtime: what reads texts: "torch", or "onnx" (ONNX Runtime) in runs that :func:`~kgmlm.onnx` has made
-            ready for it, whose scores are NumPy arrays; "auto" takes the latter on a CPU where it can do all
-            that is asked. Evaluation and completion take torch.
+    device: str | None = option(None, "Such as cpu or cuda; by default a GPU where there is one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(Options):
+    """How many queries are computed at once."""
+
+    batch_size: int = option(64, "Queries per forward pass.", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(Options):
+    """Workers that share a long job; results are the same, whoever does the work."""
+
+    ray: str | None = option(
+        None,
+        "Have workers of Ray score: `local` starts Ray here, HOST:PORT is a cluster that this machine is a "
+        "node of. Each worker has one CPU (with --device cuda also one GPU) and the model in memory.",
+    )
+    workers: int | None = option(
+        None,
+        "With --ray: how many workers; by default as many as this machine has CPUs.",
+        at_least=1,
+        at_most=1024,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions(Options):
+    """The precision of products."""
+
+    precision: Precision = option(
+        "fp32", "fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeOptions(Options):
+    """The library that reads texts."""
+
+    runtime: Runtime = option(
+        "auto",
+        "What reads texts: torch, or ONNX Runtime in runs that `kgmlm onnx` has made ready for it; auto "
+        "takes ONNX Runtime on a CPU where it can do all that is asked.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(DeviceOptions, PrecisionOptions):
+    """What scores candidates, and which entities are candidates.
 
     Raises:
         ConfigError: when there are no such scores, or a value is out of range.
-
-    Example:
-        >>> kgmlm.open_run("runs/demo", RankingOptions(scores="text", rerank=0))  # doctest: +SKIP
     """
 
-    scores: str = "all"
-    allow_self: bool = False
-    typed: bool = False
-    functional: bool = False
-    unlinked: bool = False
-    candidates: str | Path | None = None
-    rerank: int | None = None
-    retrieve: int | None = None
-    probabilities: bool = True
-    precision: Precision = "fp32"
-    device: str | None = None
-    runtime: Runtime = "auto"
+    scores: Scores = option(
+        "all",
+        "all signals; text (likelihood and entity vectors alone); or one signal, such as kge.",
+        choices=score_names,
+    )
+    typed: bool = option(
+        False,
+        "Leave out (`evaluate`: rank last) the entities whose types do not fit: what training has of a "
+        "relation's heads and tails, and given types.",
+    )
+    functional: bool = option(
+        False,
+        "Leave out (`evaluate`: rank last) second answers where a relation has one answer per entity in "
+        "training.",
+    )
+    unlinked: bool = option(
+        False,
+        "Leave out (`evaluate`: rank last) the entities that training links to the query's entity by another "
+        "triple, in either direction.",
+    )
+    candidates: str | Path | None = option(
+        None,
+        "A table of the entities that can answer: a column entity and, if you like, relation and side (head "
+        "or tail). A relation that has no row goes by the rows without a relation.",
+        command=Path,
+    )
 
     def __post_init__(self) -> None:
-        """Refuse unknown scores before anything is opened; what is known needs no heavy import for it."""
-        from kgmlm.core.errors import ConfigError, check_whole
-
-        for name, count in (("--rerank", self.rerank), ("--retrieve", self.retrieve)):
-            if count is not None:
-                check_whole(name, count, 0)
-        for name, value, choices in (
-            ("--precision", self.precision, ("fp32", "bf16")),
-            ("--runtime", self.runtime, get_args(Runtime)),
-        ):
-            if value not in choices:
-                raise ConfigError(f"{name} is {' or '.join(choices)}, not {value!r:.80}")
-        if self.scores not in ("all", "text"):
+        super().__post_init__()
+        if self.scores not in ("all", "text"):  # known without a heavy import
             from kgmlm.signals import check_scores
 
             check_scores(self.scores)
 
-    def given(self, **values: Any) -> RankingOptions:
-        """A copy with those values that are not None.
 
-        Raises:
-            ConfigError: for what is no option.
-        """
-        from kgmlm.core.errors import ConfigError
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(ScoreOptions):
+    """How the best candidates are searched for and scored again."""
 
-        names = [field.name for field in fields(self)]
-        if wrong := [name for name in values if name not in names]:
-            alike = get_close_matches(wrong[0], names, 1, 0.6)
-            meant = f"; did you mean {alike[0]}?" if alike else ""
-            raise ConfigError(f"there is no argument {wrong[0]}{meant}")
-        return replace(self, **{key: value for key, value in values.items() if value is not None})
+    allow_self: bool = option(
+        False,
+        "Let the query's entity be its own answer even where no training triple of the relation links an "
+        "entity to itself.",
+    )
+    rerank: int | None = option(
+        None,
+        "How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`), in runs that do "
+        "so; by default as many as validation chose. 0 leaves out all second stages, trees, too.",
+        at_least=0,
+    )
+    retrieve: int | None = option(
+        None,
+        "Score only this many entities per query, which the index proposes (`kgmlm index`); 0 scores all. By "
+        "default as the run's recipe says.",
+        at_least=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingOptions(SearchOptions, RuntimeOptions):
+    """Options of ranking by a run; :attr:`kgmlm.Run.options` has those that it was opened with.
+
+    Example:
+        >>> RankingOptions(scores="text", rerank=0).words()
+        ['text', 'rerank-0']
+    """
+
+    probabilities: bool = option(
+        True,
+        "Say how probable answers are; each is asked for from its other side, so many queries take longer.",
+    )
+
+    @classmethod
+    def of(cls, options: ScoreOptions) -> Self:
+        """The options of a ranking among those of a job."""
+        return cls(**{x.name: getattr(options, x.name) for x in _own(cls) if hasattr(options, x.name)})
+
+    def updated(self, options: Options) -> Self:
+        """A copy with the options that the caller of a job gave."""
+        return replace(
+            self, **{x.name: getattr(options, x.name) for x in _own(self) if x.name in options.given}
+        )
 
     def plain(self) -> RankingOptions:
         """The options of probabilities: all signals in fp32, unconstrained, no second stage."""
@@ -115,16 +174,16 @@ class RankingOptions:
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether a GPU is asked for by name."""
+        """Whether a GPU is asked for by name."""
         return (self.device or "").startswith("cuda")
 
-    def sent(self) -> RankingOptions:
+    def sent(self) -> Self:
         """A copy for a machine that has GPUs of its own: one of them, or the CPU."""
         return replace(self, device="cuda" if self.on_gpu else self.device or "cpu")
 
     @property
     def reranks(self) -> bool:
-        """Return whether a second stage takes part, where the run has one."""
+        """Whether a second stage takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0
 
     def words(self) -> list[str]:
@@ -140,3 +199,72 @@ class RankingOptions:
             *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
             *([] if self.precision == "fp32" else [self.precision]),
         ]
+
+
+def _own(options: Any) -> list[Any]:
+    return [x for x in fields(options) if x.init]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(Options):
+    """How carefully a run is opened."""
+
+    verify: bool = option(False, "Read all files of the run first, and check them against their SHA-256.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions(RankingOptions, VerifyOptions):
+    """Options of :func:`kgmlm.open_run`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntityOptions(Options):
+    """New entities that a run is asked about."""
+
+    entities: EntityTable | pd.DataFrame | str | Path | None = option(
+        None,
+        "New entities, read by their texts, that may answer and be asked about: a table with the columns "
+        "label, name and, if you like, description, surface and types; or an RDF file.",
+        command=Path,
+        is_input=True,
+    )
+    entity_triples: Triples | str | Path = option(
+        (),
+        "What is known of the new entities: triples (head, relation, tail), each with one of them. They "
+        "count like training triples, and are known answers.",
+        command=Path,
+        is_input=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(BatchOptions, WorkerOptions, QuietOptions):
+    """Options of :meth:`kgmlm.Run.rank`."""
+
+    queries: AskedQueries | str | Path | None = option(
+        None,
+        "Many queries: TSV or CSV whose first line names the columns relation and head or tail.",
+        command=Path,
+        is_input=True,
+        python="Or a DataFrame with these columns, or (head, relation, tail) with None for what is asked; "
+        "these may also come first, in place of the head. Several processes (torchrun) share them.",
+    )
+    head: str | AskedQueries | None = field(
+        default=None, kw_only=False, metadata=about("Rank tails of this head (label or name).", command=str)
+    )
+    relation: str | None = field(
+        default=None, kw_only=False,
+        metadata=about("Relation (label or name); `kgmlm rank` ranks relations where there is none."),
+    )  # fmt: skip
+    tail: str | None = field(
+        default=None, kw_only=False, metadata=about("Rank heads of this tail (label or name).")
+    )
+    k: int = field(
+        default=10, kw_only=False, metadata=about("Answers per query.", names=("-k", "--top"), at_least=1)
+    )
+    novel: bool = option(False, "Leave out triples that the graph has.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexOptions(DeviceOptions, ProgressOptions):
+    """Options of :func:`kgmlm.index`."""

@@ -15,15 +15,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
 from kgmlm.core.config import Settings
-from kgmlm.core.errors import QueryError, RunError, check_whole, quoted
+from kgmlm.core.errors import QueryError, RunError, quoted
 from kgmlm.core.files import as_path
+from kgmlm.core.options import takes
 from kgmlm.core.processes import join, main_process, shared_by
 from kgmlm.core.progress import Advance, Watcher, watcher_of
 from kgmlm.core.tables import ENDS
@@ -31,16 +33,17 @@ from kgmlm.core.workers import Make, Tick, Workers, piece_size
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.given import GivenTriples, labeled_entities, labeled_queries, labeled_triples
 from kgmlm.graphs.graph import KnowledgeGraph
+from kgmlm.graphs.names import read_queries
 from kgmlm.runs.folder import RunFolder, read_record
 from kgmlm.runs.opened import open_folder, open_predictor
-from kgmlm.runs.options import RankingKeywords, RankingOptions
+from kgmlm.runs.options import OpenOptions, RankingOptions, RankOptions
 from kgmlm.runs.packs import SUFFIX, find_pack
 from kgmlm.runs.writing import writing
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kgmlm.graphs.given import AskedQueries, Triples
+    from kgmlm.graphs.given import Triples
     from kgmlm.graphs.queries import Query
     from kgmlm.ranking.predictor import Prediction, Predictor
 
@@ -167,6 +170,17 @@ _OPENING = threading.RLock()  # one model is opened at a time, whichever threads
 _COLUMNS = ("name", "probability", "known", "score", "rank", "entity")
 
 
+class Verb:
+    """A method of a run: the function ``kgmlm.NAME``, which is imported when it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run | None, kind: type) -> Any:
+        function = getattr(kgmlm, self.name)
+        return function if run is None else MethodType(function, run)
+
+
 class Run:
     """A run, ready to rank. ``kgmlm.train`` and ``kgmlm.open_run`` make one.
 
@@ -277,28 +291,9 @@ class Run:
         given = _given(graph, triples, first=len(self.graph.entities))
         return Run(self.folder, self.options, graph.with_context(given) if len(given) else graph)
 
-    def rank(
-        self,
-        head: str | AskedQueries | None = None,
-        relation: str = "",
-        tail: str | None = None,
-        k: int = 10,
-        *,
-        queries: AskedQueries | None = None,
-        novel: bool = False,
-        ray: str | None = None,
-        workers: int | None = None,
-        progress: bool | Watcher | Advance = False,
-    ) -> pd.DataFrame:
+    @takes(RankOptions)
+    def rank(self, options: RankOptions) -> pd.DataFrame:
         """The k best tails of (head, relation, ?), or heads of (?, relation, tail).
-
-        Args:
-            head, relation, tail: labels or names; the head or the tail is asked for.
-            queries: many at once, each (head, relation, tail) with None for what is asked: a list, or a
-                DataFrame with these columns. They may come first, in place of the head.
-                Several processes (``torchrun``) share them; each must ask, and gets the whole table.
-            novel: leave out triples that the graph has.
-            ray, workers: who ranks many queries, as of :class:`~kgmlm.core.workers.Workers`.
 
         Returns:
             A table, best first: the ``name``, the ``probability`` of finding the triple in a further hidden
@@ -315,36 +310,23 @@ class Run:
         """
         import pandas as pd
 
-        crew = Workers(ray, workers)
-        with watcher_of(progress) as watch:
-            check_whole("k", k, 1)
-            head, queries = _one_or_many(head, queries)
-            if queries is None:
-                self.resolver.query(
-                    relation, head, tail
-                )  # a wrong name is refused before the model is opened
-                return self.open(watch).rank(head, relation, tail, k, novel=novel)
-            if (head, relation, tail) != (None, "", None):
-                raise QueryError("give either queries or one query, not both")
-            find, rows = self.resolver.query, []
-            asked = [find(r, h, t) for h, r, t in labeled_queries(queries)]
-            for query, predictions in self._predicted(asked, watch, workers=crew, k=k, novel=novel):
-                rows += [_columns(self.graph, query) | _row(p) for p in predictions]
+        with watcher_of(options.progress) as watch:
+            asked, is_single = self.asked(options)  # a wrong name is refused before the model is opened
+            if is_single:
+                predictor = self.open(watch, options.batch_size)
+                return predictor.rank(
+                    cast("str | None", options.head), options.relation or "", options.tail, options.k,
+                    novel=options.novel,
+                )  # fmt: skip
+            rows = [
+                _columns(self.graph, query) | _row(p)
+                for query, predictions in self._predicted(asked, options, watch)
+                for p in predictions
+            ]
         return pd.DataFrame(rows, columns=[*ENDS, *_COLUMNS])
 
-    def explain(
-        self,
-        head: str | AskedQueries | None = None,
-        relation: str = "",
-        tail: str | None = None,
-        k: int = 10,
-        *,
-        queries: AskedQueries | None = None,
-        novel: bool = False,
-        ray: str | None = None,
-        workers: int | None = None,
-        progress: bool | Watcher | Advance = False,
-    ) -> pd.DataFrame:
+    @takes(RankOptions)
+    def explain(self, options: RankOptions) -> pd.DataFrame:
         """Rank as :meth:`rank` does for many queries, and split each score into its parts.
 
         Returns:
@@ -355,24 +337,28 @@ class Run:
         """
         import pandas as pd
 
-        crew = Workers(ray, workers)
-        head, queries = _one_or_many(head, queries)
-        if queries is not None and (head, relation, tail) != (None, "", None):
-            raise QueryError("give either queries or one query, not both")
-        given = [(head, relation, tail)] if queries is None else labeled_queries(queries)
-        find, rows = self.resolver.query, []
-        asked = [find(r, h, t) for h, r, t in given]
-        check_whole("k", k, 1)
-        with watcher_of(progress) as watch:
-            for query, predictions in self._predicted(
-                asked, watch, workers=crew, k=k, novel=novel, explain=True
-            ):
+        rows = []
+        with watcher_of(options.progress) as watch:
+            asked, _ = self.asked(options)
+            for query, predictions in self._predicted(asked, options, watch, explain=True):
                 for p in predictions:
                     parts = {name: part.weight * part.value for name, part in (p.parts or {}).items()}
                     tokens = [(t["text"], t["log_likelihood"]) for t in p.tokens or ()]
                     why = {"because": list(p.because)} if {"rules", "linked"} & set(parts) else {}
                     rows.append(_columns(self.graph, query) | _row(p) | parts | {"tokens": tokens} | why)
         return pd.DataFrame(rows)
+
+    def asked(self, options: RankOptions) -> tuple[list[Query], bool]:
+        """The queries that are asked, and whether it is a single one by head, relation and tail."""
+        head, queries = _one_or_many(options.head, options.queries)
+        if queries is None:
+            return [self.resolver.query(options.relation or "", head, options.tail)], True
+        if (head, options.relation, options.tail) != (None, None, None):
+            raise QueryError("give either queries or one query, not both")
+        if isinstance(queries, str | Path):
+            return read_queries(as_path(queries, "the file of queries"), self.resolver), False
+        find = self.resolver.query
+        return [find(r, h, t) for h, r, t in labeled_queries(queries)], False
 
     def score(self, triples: Triples, progress: bool | Watcher | Advance = False) -> pd.DataFrame:
         """Score given triples from both sides: each tail and each head as the answer of its query.
@@ -432,45 +418,17 @@ class Run:
         only = None if relation is None else self.resolver.relation(relation)
         return RuleFile(self.folder.graph.entities, self.folder.graph.relations).table(rules, only)
 
-    def embeddings(self, of: str | None = None, **options: Any) -> Any:
-        """The embeddings of the run's entities, as arrays; see :func:`kgmlm.embeddings`."""
-        return kgmlm.embeddings(self, of, **options)
-
-    def similar(self, entity: str, k: int = 10, **options: Any) -> pd.DataFrame:
-        """The entities that are most like one, by their embeddings; see :func:`kgmlm.similar`."""
-        return kgmlm.similar(self, entity, k, **options)
-
-    def evaluate(self, **options: Any) -> Any:
-        """Evaluate the run on a split; see :func:`kgmlm.evaluate`."""
-        return kgmlm.evaluate(self, **options)
-
-    def complete(self, output: str | Path, **options: Any) -> Any:
-        """List the triples that the graph lacks; see :func:`kgmlm.complete`."""
-        return kgmlm.complete(self, output, **options)
-
-    def missing(self, entity: str | Sequence[str], **options: Any) -> Any:
-        """List the facts that an entity probably lacks; see :func:`kgmlm.missing`."""
-        return kgmlm.missing(self, entity, **options)
-
-    def update(self, triples: Triples | str | Path = (), **options: Any) -> Any:
-        """Add triples and entities to the run, and train it on; see :func:`kgmlm.update`."""
-        return kgmlm.update(self, triples, **options)
-
-    def classify(self, triples: Triples | str | Path, **options: Any) -> Any:
-        """Say how probable triples are; see :func:`kgmlm.classify`."""
-        return kgmlm.classify(self, triples, **options)
-
-    def report(self, output: str | Path = "report.html", **options: Any) -> Any:
-        """Write a report as one HTML file; see :func:`kgmlm.report`."""
-        return kgmlm.report(self, output, **options)
-
-    def info(self) -> Any:
-        """Describe the run: graph, signals, training, figures; see :func:`kgmlm.info`."""
-        return kgmlm.info(self)
-
-    def serve(self, **options: Any) -> None:
-        """Serve the run as an API and as pages in a browser; see :func:`kgmlm.serve`."""
-        kgmlm.serve(self, **options)
+    # Functions of the package whose first argument is a run, with their own signatures and docstrings.
+    classify = Verb("classify")
+    complete = Verb("complete")
+    embeddings = Verb("embeddings")
+    evaluate = Verb("evaluate")
+    info = Verb("info")
+    missing = Verb("missing")
+    report = Verb("report")
+    serve = Verb("serve")
+    similar = Verb("similar")
+    update = Verb("update")
 
     def __dir__(self) -> list[str]:
         return [*SHOWN]
@@ -478,7 +436,7 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.extended_graph is not None:
             raise TypeError("a run with further entities is not pickled; open it and add them there")
-        return open_run, (str(self.path.absolute()), self.options)
+        return _reopened, (self.path.absolute(), self.options)
 
     def __copy__(self) -> Run:
         return Run(self.folder, self.options, self.graph)
@@ -494,9 +452,13 @@ class Run:
         return Resolver(self.graph)
 
     def _predicted(
-        self, asked: Sequence[Query], watch: Watcher, **options: Any
+        self, asked: Sequence[Query], options: RankOptions, watch: Watcher, explain: bool = False
     ) -> list[tuple[Query, list[Prediction]]]:
-        return list(zip(asked, predicted(self, asked, watch, **options), strict=True))
+        best = predicted(
+            self, asked, watch, options.batch_size, Workers(options.ray, options.workers),
+            k=options.k, novel=options.novel, explain=explain,
+        )  # fmt: skip
+        return list(zip(asked, best, strict=True))
 
     def __repr__(self) -> str:
         record, signals = self.folder.record, ", ".join(self.folder.tuned.mixture.signals)
@@ -552,31 +514,24 @@ def _given(graph: KnowledgeGraph, triples: Triples | str | Path, first: int) -> 
     return np.array(ids, np.int64).reshape(-1, 3)
 
 
+def _reopened(path: Path, options: RankingOptions) -> Run:
+    return Run(open_folder(path), options)
+
+
 def path_of(run: Run | str | Path) -> Path:
     """The path of a run."""
     return run.path if isinstance(run, Run) else as_path(run, "the run", RunError)
 
 
-def open_run(
-    path: str | Path,
-    options: RankingOptions | None = None,
-    *,
-    verify: bool = False,
-    **keywords: Unpack[RankingKeywords],
-) -> Run:
+@takes(OpenOptions)
+def open_run(path: str | Path, options: OpenOptions) -> Run:
     """Open a trained run or a pack; its model loads on first use.
-
-    Args:
-        options: the signals, candidates and device to rank with.
-        verify: read all files first and check them against their SHA-256.
-        keywords: fields of ``options`` by name, such as ``scores="text"``.
 
     Raises:
         RunError: when the folder is no run, or is damaged.
         ConfigError: when there are no such scores.
     """
-    asked = (options or RankingOptions()).given(**keywords)
-    return Run(open_folder(path, verify=verify), asked)
+    return Run(open_folder(path, verify=options.verify), RankingOptions.of(options))
 
 
 Job = TypeVar("Job", bound=Callable[..., Any])

@@ -21,17 +21,20 @@ from contextlib import (
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar
 
 import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kgmlm.core.errors import ConfigError, check_numbers, first_line
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.errors import ConfigError, first_line
+from kgmlm.core.options import described, takes
+from kgmlm.core.progress import watcher_of
+from kgmlm.runs.opened import open_folder
 from kgmlm.runs.run import Run, open_run, path_of
 from kgmlm.serving.app import PATIENCE
+from kgmlm.serving.options import MountedOptions, ServeOptions, ServiceOptions
 from kgmlm.sharing.info import info
 
 LAST_PORT = 65_535
@@ -305,46 +308,17 @@ LOCAL = ("path", "bytes")  # of `info`: what concerns the machine, not the model
 UNTOLD = ("command", "hardware", "earlier")  # of training, of the model and of every signal
 
 
-class ServiceKeywords(TypedDict, total=False):
-    """Arguments of :func:`service` that :func:`serve` has, too."""
-
-    writable: bool
-    batch_size: int
-    window: float
-    queue: int
-
-
-def service(
-    run: Run | str | Path,
-    *,
-    token: str | None = None,
-    any_host: bool = False,
-    writable: bool = False,
-    batch_size: int = 64,
-    window: float = 0.005,
-    queue: int = 1024,
-    progress: bool | Watcher | Advance = False,
-) -> FastAPI:
+@takes(MountedOptions)
+def service(run: Run | str | Path, options: MountedOptions) -> FastAPI:
     """A run as an ASGI application, to be served by any server or mounted in another one.
 
     Args:
         run: a run, opened in the options in which it is to rank.
-        token: what clients must send, as ``Authorization: Bearer``; None lets everybody in.
-        any_host: answer under whatever name the machine is called by; False answers to its own name alone, so
-            that no page of another site can ask.
-        writable: whether entities may be added to the process, and whether everybody's judgments are kept
-            where there is no token.
-        batch_size: queries per batch.
-        window: seconds that the first query of a batch waits for others.
-        queue: queries that may wait; the next get 503.
 
     Raises:
         ConfigError: when what `pip install 'kgmlm[serve]'` installs is not there.
         RunError: when the run cannot rank.
     """
-    check_numbers(batch_size=(batch_size, 1), queue=(queue, 1))
-    if not (isinstance(window, int | float) and 0 <= window <= LONGEST):
-        raise ConfigError(f"the window is a time from 0 to {LONGEST:g} second, not {window}")
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -353,14 +327,15 @@ def service(
     from kgmlm.serving.app import LOOPBACK, Options, create_app
     from kgmlm.serving.session import Session
 
+    token = options.token
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError("a token is of printable ASCII characters without blanks")
     opened = run if isinstance(run, Run) else open_run(run)
     if opened.is_open and not opened.folder.is_current():  # it was trained further since
         opened.reopen()
-    with watcher_of(progress) as watch:
+    with watcher_of(options.progress) as watch:
         opened.open(watch)
-        session = Session(opened, batch_size)
+        session = Session(opened, options.batch_size)
         if session.stands_for is None:
             how = (
                 "pack PACK --calibrate --output NEW"
@@ -368,71 +343,55 @@ def service(
                 else f"calibrate {opened.path}"
             )
             watch.tell(f"/classify does not answer: the run has no probabilities; `kgmlm {how}` fits them")
-    options = Options(
+    rules = Options(
         token,
-        None if any_host or token is not None else LOOPBACK,
-        writable,
-        batch_size,
-        window,
-        queue,
-        _feedback(opened, everybody=any_host and token is None and not writable),
-        updates=writable or not any_host,
+        None if options.any_host or token is not None else LOOPBACK,
+        options.writable,
+        options.batch_size,
+        options.window / 1000,
+        options.queue,
+        _feedback(opened, everybody=options.any_host and token is None and not options.writable),
+        updates=options.writable or not options.any_host,
     )
-    return create_app(session, options, _information(opened))
+    return create_app(session, rules, _information(opened))
 
 
-def serve(
-    run: Run | str | Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    token: str | None = None,
-    no_token: bool = False,
-    watch: bool = False,
-    log: bool = False,
-    root_path: str = "",
-    progress: bool | Watcher | Advance = True,
-    ready: Callable[[str], None] = lambda url: None,
-    **options: Unpack[ServiceKeywords],
-) -> None:
+@takes(ServeOptions)
+def serve(run: Run | str | Path, options: ServeOptions) -> None:
     """Serve a run over HTTP until SIGTERM or Ctrl-C; then what is in flight is finished.
-
-    Args:
-        host: by default only this machine can ask; another one needs a token, or ``no_token``.
-        port: 0 takes a free one.
-        watch: open the run again when it has changed, as by :func:`kgmlm.update`; no request is dropped.
-        log: print each request.
-        root_path: the path below which a proxy has the service, such as ``/kg``, and which it takes off.
-        ready: called with the URL once requests are taken.
-        token, options: as of :func:`service`.
 
     Raises:
         ConfigError: for an address that is taken, or open to others without a token.
         RunError: when the run cannot rank.
     """
     path = path_of(run)
-    check_numbers(port=(port, 0))
-    if not re.fullmatch(r"(/[\w.~-]+)*/?", root_path, re.ASCII):
-        raise ConfigError(f"the root path is a path such as /kg, not {root_path!r:.80}")
+    if not re.fullmatch(r"(/[\w.~-]+)*/?", options.root_path, re.ASCII):
+        raise ConfigError(f"the root path is a path such as /kg, not {options.root_path!r:.80}")
     if find_spec("uvicorn") is None or find_spec("fastapi") is None:
         raise ConfigError("serving needs fastapi and uvicorn; pip install 'kgmlm[serve]' installs them")
     from kgmlm.serving.app import is_loopback
 
-    local = is_loopback(host)
-    if not local and token is None and not no_token:
+    local = is_loopback(options.host)
+    if not local and options.token is None and not options.no_token:
         raise ConfigError(
-            f"at {host} others can ask {path}; give them a --token, or say --no-token to let everybody in"
+            f"at {options.host} others can ask {path}; give them a --token, or say --no-token to let "
+            "everybody in"
         )
     asking = run.options if isinstance(run, Run) else None
+    shared: dict[str, Any] = {x.name: getattr(options, x.name) for x in described(ServiceOptions)}
+    quiet = shared | {"progress": False}
 
     def again() -> FastAPI:
-        return service(open_run(path, asking), token=token, any_host=not local, **options)
+        return service(Run(open_folder(path), asking), any_host=not local, **quiet)
 
-    with bound(host, port) as at:
-        made = service(run, token=token, any_host=not local, progress=progress, **options)
-        app = Reloading(made, again, watcher_of(progress).tell) if watch else made
+    with bound(options.host, options.port) as at:
+        made = service(run, any_host=not local, **shared)
+        app = Reloading(made, again, watcher_of(options.progress).tell) if options.watch else made
         del run, made  # a run that is opened again takes the place of this one
-        run_server(app, at, lambda: ready(address(at)), "info" if log else "warning", root_path.rstrip("/"))
+        run_server(
+            app, at, lambda: options.ready(address(at)), "info" if options.log else "warning",
+            options.root_path.rstrip("/"),
+        )  # fmt: skip
 
 
 def _feedback(run: Run, everybody: bool) -> Path | None:

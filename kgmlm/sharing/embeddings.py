@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 
 from kgmlm.core import files
 from kgmlm.core.arrays import Floats, IntArray
-from kgmlm.core.errors import ConfigError, QueryError, check_numbers
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.errors import ConfigError, QueryError
+from kgmlm.core.options import takes
+from kgmlm.core.progress import watcher_of
 from kgmlm.runs.run import Run, open_run
+from kgmlm.sharing.options import EmbeddingsOptions, SimilarOptions
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.kge import KGE
 from kgmlm.signals.vector import Vector
@@ -103,21 +105,9 @@ WRITERS: Mapping[str, Callable[[Embeddings, Path], None]] = {
 }
 
 
-def embeddings(
-    run: Run | str | Path,
-    of: str | None = None,
-    *,
-    relations: bool = False,
-    batch_size: int = 64,
-    progress: bool | Watcher | Advance = True,
-) -> Embeddings:
+@takes(EmbeddingsOptions)
+def embeddings(run: Run | str | Path, options: EmbeddingsOptions) -> Embeddings:
     """The embeddings of a run's entities, by one of its signals.
-
-    Args:
-        of: "biencoder": unit vectors of texts and triples, of all entities. "vector": unit vectors of texts
-            by the masked LM, of all entities. "kge": ComplEx, of the entities that training has, real parts
-            before imaginary parts. None takes the first of these that the run has.
-        relations: embeddings of relations instead, by "kge" only; the second half are inverse relations.
 
     Raises:
         ConfigError: when the run has no such embeddings.
@@ -126,14 +116,14 @@ def embeddings(
         >>> kgmlm.embeddings("runs/demo").vectors.shape  # doctest: +SKIP
         (375, 256)
     """
-    opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(progress)
-    ranker = opened.open(watch, batch_size).ranker
-    of = kind_among(ranker, of)
-    if relations:
+    opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(options.progress)
+    ranker = opened.open(watch, options.batch_size).ranker
+    of = kind_among(ranker, options.of)
+    if options.relations:
         return _of_relations(ranker, of)
     with watch:
         for vectors in ranker.counted_vectors:
-            vectors.read(batch_size, partial(watch, "reading entities", total=vectors.unread))
+            vectors.read(options.batch_size, partial(watch, "reading entities", total=vectors.unread))
     ids = embedded(ranker, of)
     entities = ranker.reader.context.entities.take(ids)
     found = embeddings_of(ranker, of, ids)
@@ -195,20 +185,9 @@ def _of_relations(ranker: Ranker, of: str) -> Embeddings:
     )
 
 
-def similar(
-    run: Run | str | Path,
-    entity: str,
-    k: int = 10,
-    *,
-    of: str | None = None,
-    batch_size: int = 64,
-    progress: bool | Watcher | Advance = False,
-) -> pd.DataFrame:
+@takes(SimilarOptions)
+def similar(run: Run | str | Path, options: SimilarOptions) -> pd.DataFrame:
     """The entities whose embeddings are most like an entity's.
-
-    Args:
-        entity: its label or name.
-        of: as of :func:`embeddings`.
 
     Returns:
         A DataFrame with the columns entity, name and cosine, best first.
@@ -222,11 +201,10 @@ def similar(
     """
     import pandas as pd
 
-    check_numbers(k=(k, 1))
-    opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(progress)
-    ranker = opened.open(watch, batch_size).ranker
+    opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(options.progress)
+    ranker = opened.open(watch, options.batch_size).ranker
     with watch:
-        ids, cosines = nearest(ranker, of, opened.resolver.entity(entity), k)
+        ids, cosines = nearest(ranker, options.of, opened.resolver.entity(options.entity), options.k)
     found = opened.graph.entities.take(ids)
     columns = {"entity": found.column("label"), "name": found.column("name"), "cosine": cosines}
     return pd.DataFrame(columns)

@@ -6,28 +6,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kgmlm.core.errors import ConfigError, RunError, check_numbers
+from kgmlm.core.errors import ConfigError, RunError
 from kgmlm.core.files import as_path, check_writable
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.options import takes
+from kgmlm.core.progress import Watcher, watcher_of
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.onnx import structures_of
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import SUFFIX, find_pack, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
 from kgmlm.runs.run import Run, open_run, path_of
+from kgmlm.sharing.options import PackOptions
 
 
-def pack(
-    run: Run | str | Path,
-    output: str | Path | None = None,
-    *,
-    kge: bool = True,
-    onnx: bool = True,
-    calibrate: bool = False,
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Path:
+@takes(PackOptions)
+def pack(run: Run | str | Path, options: PackOptions) -> Path:
     """Pack a run into one file that every command opens like the run.
 
     Weights are int8 with a scale per row; what only training needs is left out. So are the run's
@@ -35,14 +28,6 @@ def pack(
 
     Args:
         run: a run, or with ``calibrate`` a pack to be written again with probabilities.
-        output: the file to write, ending in .kgmlm; None names it after the run, beside it.
-        kge: False leaves out graph embeddings, and trees, which were fitted with them. The weights of
-            the other signals stay as they were chosen with them.
-        onnx: False leaves out what ONNX Runtime needs to read texts without torch; it is left out, and said
-            so, where it cannot be made.
-        calibrate: fit probabilities to what the pack scores, as :func:`kgmlm.calibrate` does, and keep them
-            in it.
-        batch_size, device: of the calibration.
 
     Returns:
         The file.
@@ -58,26 +43,27 @@ def pack(
         if folder.is_unpacked:
             raise RunError(f"{path} is a pack already; give the file that it is in")
         named = folder.path.resolve()
-        target = as_path(output, "the output") if output is not None else named.with_name(named.name + SUFFIX)
+        beside = named.with_name(named.name + SUFFIX)
+        target = beside if options.output is None else as_path(options.output, "the output")
     else:
-        if not calibrate:
+        if not options.calibrate:
             raise RunError(f"{path} is a pack already; --calibrate adds probabilities to it")
-        if not kge or not onnx:
-            option = "--no-onnx" if kge else "--no-kge"
+        if not options.kge or not options.onnx:
+            option = "--no-onnx" if options.kge else "--no-kge"
             raise ConfigError(f"{option} is for runs; {path} is a pack, which keeps what it has")
-        if output is None:
+        if options.output is None:
             raise ConfigError(f"{path} is a pack; --output names the file to write")
-        target = as_path(output, "the output")
+        target = as_path(options.output, "the output")
     if target.suffix != SUFFIX:
         raise RunError(f"a pack ends in {SUFFIX}, not as {target}")
-    check_numbers(batch_size=(batch_size, 1))
     check_writable(target)
-    watch = watcher_of(progress)
+    watch = watcher_of(options.progress)
     with TemporaryDirectory() as scratch:
         if source is None:
-            source = Path(scratch) / target.name if calibrate else target
-            _pack(folder, source, kge, onnx, watch)
-        if calibrate:
+            source = Path(scratch) / target.name if options.calibrate else target
+            _pack(folder, source, options.kge, options.onnx, watch)
+        if options.calibrate:
+            batch_size, device = options.batch_size, options.device
             write_calibrated(source, target, lambda run: _probabilities(run, batch_size, device, watch))
     return target
 

@@ -13,7 +13,8 @@ from jinja2 import Template
 
 from kgmlm.core import files
 from kgmlm.core.errors import ConfigError, DataError
-from kgmlm.core.progress import Advance, Watcher, watcher_of
+from kgmlm.core.options import takes
+from kgmlm.core.progress import watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.graphs.cards import card_names, read_card
 from kgmlm.runs.hub import PACK, HubName, hub, hub_error
@@ -21,6 +22,7 @@ from kgmlm.runs.opened import open_folder
 from kgmlm.runs.packs import find_pack, unpack
 from kgmlm.runs.run import Run, path_of
 from kgmlm.sharing.info import Info, info
+from kgmlm.sharing.options import PushOptions
 from kgmlm.sharing.pack import pack as pack_run
 
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -33,16 +35,8 @@ FIGURES = {
 }
 
 
-def push(
-    run: Run | str | Path,
-    to: str,
-    *,
-    private: bool = False,
-    license: str | None = None,
-    evaluation: str | Path | None = None,
-    message: str = "Push a run of kgmlm",
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
+@takes(PushOptions)
+def push(run: Run | str | Path, options: PushOptions) -> Outcome:
     """Push a run to a Hugging Face Hub, where ``kgmlm.open_run("hf://USER/NAME")`` opens it.
 
     The repository gets the run's pack; the masked LM, if the run trained one, so that transformers loads it
@@ -51,11 +45,6 @@ def push(
 
     Args:
         run: a run, or a pack, which goes as it is: with its probabilities.
-        to: "USER/NAME".
-        private: make the repository a private one, where it is new.
-        license: of the graph's texts and triples, for the card; by default that of the built-in dataset.
-        evaluation: a JSON file that `kgmlm evaluate --output` wrote for this run; the card has its figures.
-        message: of the commit.
 
     Returns:
         ``repository``, its ``url``, the ``commit``, the ``name`` that opens exactly this, and the ``bytes``
@@ -69,19 +58,19 @@ def push(
     Example:
         >>> kgmlm.push("runs/demo", "ada/world")  # doctest: +SKIP
     """
-    name = HubName.of(to if to.startswith("hf:") else f"hf://{to}")
+    name = HubName.of(options.to if options.to.startswith("hf:") else f"hf://{options.to}")
     if name is None or name.revision:
-        raise ConfigError(f"a run is pushed to USER/NAME, not to '{to}'")
-    library, watch = hub(), watcher_of(progress)
+        raise ConfigError(f"a run is pushed to USER/NAME, not to '{options.to}'")
+    library, watch = hub(), watcher_of(options.progress)
     path = path_of(run)
     source = find_pack(path)
     folder = open_folder(path)
-    report = None if evaluation is None else _read_report(Path(evaluation), folder.graph.name)
+    report = None if options.evaluation is None else _read_report(Path(options.evaluation), folder.graph.name)
     with TemporaryDirectory() as scratch:
         packed = source or pack_run(path, Path(scratch) / PACK, progress=watch)
         described = info(unpack(packed, Path(scratch) / "run"))  # as it will be opened
         (example,) = folder.graph.named(folder.graph.triples("train")[:1])
-        card = model_card(described, name.repository, example[:2], license=license, report=report)
+        card = model_card(described, name.repository, example[:2], license=options.license, report=report)
         there = [folder.model_folder / file for file in MODEL_FILES] if folder.settings.trains_text else []
         sent = {PACK: packed, **{x.name: x for x in there if x.is_file()}}
         added = [library.CommitOperationAdd(at, str(file)) for at, file in sent.items()]
@@ -91,8 +80,8 @@ def push(
         watch.tell(f"pushing {total / 2**20:.1f} MiB to {name}")
         try:
             api = library.HfApi()
-            url = api.create_repo(name.repository, private=private or None, exist_ok=True)
-            commit = api.create_commit(name.repository, added, commit_message=message)
+            url = api.create_repo(name.repository, private=options.private or None, exist_ok=True)
+            commit = api.create_commit(name.repository, added, commit_message=options.message)
         except (OSError, ValueError, RuntimeError, library.errors.HTTPError) as error:
             raise hub_error(name, error) from None
     return Outcome(

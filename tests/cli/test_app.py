@@ -67,7 +67,7 @@ def test_choices_are_listed_in_the_help() -> None:
         **{(name, "--of"): {"biencoder", "vector", "kge"} for name in ("embeddings", "similar")},
         ("train", "--preset"): {"quick", "balanced", "best", "zero-shot", "plain"},
         **{(c, "--precision"): {"fp32", "bf16"}
-           for c in ("evaluate", "tune", "classify", "calibrate", "complete", "serve")},
+           for c in ("evaluate", "tune", "rank", "complete", "serve")},
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
-from trainings import TINY
+from trainings import TINY, arguments
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
@@ -88,7 +88,7 @@ def test_a_factory_is_a_dataset(tmp_path: Path) -> None:
 
     rows = np.array([[f"e{i}", f"r{i % 2}", f"e{(i * 5 + 1) % 12}"] for i in range(12)])
     factory = TriplesFactory.from_labeled_triples(rows)
-    run = kgmlm.train(factory, "scratch", tmp_path / "run", epochs=1, **TINY)
+    run = kgmlm.train(factory, "scratch", tmp_path / "run", **arguments(epochs=1, **TINY))
     assert run.graph.name == "pykeen"
     assert sorted(run.graph.labeled(run.graph.splits["train"])) == sorted(map(tuple, rows.tolist()))
     assert kgmlm.data.check(Nations()).values["entities"] == 14
@@ -193,7 +193,7 @@ def test_a_graph_of_pykeen_is_trained_on_and_resumed(toy: KnowledgeGraph, tmp_pa
     factory = to_factory(toy, "train")
     graph = KnowledgeGraph.from_pykeen(factory, name="mine")
     small: dict[str, Any] = {"preset": "plain", "epochs": 3, "scratch": {"hidden_size": 16, "heads": 2}}
-    run = kgmlm.train(graph, "scratch", tmp_path / "run", max_steps=1, progress=False, **small)
+    run = kgmlm.train(graph, "scratch", tmp_path / "run", max_steps=1, progress=False, **arguments(**small))
     assert run.folder.record["dataset"] == "mine"
     assert run.graph.same(graph)
     again = kgmlm.train(graph, output=tmp_path / "run", resume=True, progress=False)
@@ -202,5 +202,5 @@ def test_a_graph_of_pykeen_is_trained_on_and_resumed(toy: KnowledgeGraph, tmp_pa
         kgmlm.train(toy, output=tmp_path / "run", resume=True, progress=False)
     with pytest.raises(ConfigError, match="--max-steps is a whole number from 1 on, not 0"):
         kgmlm.train(graph, "scratch", tmp_path / "other", max_steps=0, progress=False)
-    with pytest.raises(RunError, match="--minutes takes a time above 0, not x"):
+    with pytest.raises(ConfigError, match="--minutes is a number above 0"):
         kgmlm.train(graph, "scratch", tmp_path / "other", minutes="x", progress=False)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Cli, refused
 from safetensors.numpy import load_file, save_file
+from trainings import arguments
 
 import kgmlm
 from kgmlm.core.config import KGESettings, RuleSettings, VectorSettings
@@ -277,8 +278,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trees") / "run"
     tiny: dict[str, Any] = {"hidden_size": 16, "layers": 1, "heads": 2}
     how: dict[str, Any] = {"preset": "plain", "epochs": 0.2, "batch_size": 64}
-    kgmlm.train(two_steps(), "scratch", path, progress=False, scratch=tiny, **how)
-    kgmlm.tune(path, add="kge", kge={"dimension": 8, "epochs": 3}, progress=False)
+    kgmlm.train(two_steps(), "scratch", path, progress=False, **arguments(scratch=tiny, **how))
+    kgmlm.tune(path, add="kge", settings={"kge": {"dimension": 8, "epochs": 3}}, progress=False)
     return path
 
 
@@ -503,7 +504,9 @@ def test_without_lightgbm_a_sentence_says_so(
 def test_the_best_preset_ends_with_trees(tmp_path: Path) -> None:
     path = tmp_path / "run"
     small: dict[str, Any] = {"scratch": {"hidden_size": 16, "layers": 1, "heads": 2}, "precision": "fp32"}
-    run = kgmlm.train(two_steps(), "scratch", path, preset="best", max_steps=2, progress=False, **small)
+    run = kgmlm.train(
+        two_steps(), "scratch", path, preset="best", max_steps=2, progress=False, **arguments(**small)
+    )
     recipe, tuned = run.folder.record["recipe"], run.folder.tuned
     assert recipe["stages"][-3:] == ["reverse", "trees", "calibration"]
     assert set(tuned.uses) == {"reverse", "trees"}

@@ -21,7 +21,7 @@ from browsing import chromium
 from conftest import Cli, refused
 from doubles import run
 from hypothesis import given
-from trainings import TINY
+from trainings import TINY, arguments
 
 import kgmlm
 from kgmlm.core.config import Protocol
@@ -233,7 +233,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split, step in (("train", 1), ("test", 2)):
         rows = [f"label{i}\tis<a>\tlabel{(i + step) % len(HOSTILE)}\n" for i in range(len(HOSTILE))]
         (graph / f"{split}.tsv").write_text("".join(rows), "utf-8")
-    kgmlm.train(graph, model="scratch", output=path / "run", progress=False, max_steps=1, **TINY)
+    kgmlm.train(graph, model="scratch", output=path / "run", progress=False, max_steps=1, **arguments(**TINY))
     return path / "run"
 
 
@@ -284,7 +284,7 @@ def test_a_pack_has_a_report(evaluated: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_probabilities_are_measured_where_a_run_has_them(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "europe"
-    kgmlm.train("europe", model="scratch", output=path, progress=False, max_steps=1, **TINY)
+    kgmlm.train("europe", model="scratch", output=path, progress=False, max_steps=1, **arguments(**TINY))
     kgmlm.calibrate(path, progress=False)
     text = read(kgmlm.report(path, tmp_path / "a.html", progress=False)).text
     assert "Probabilities on validation" in text

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import vectors_of
 from doubles import Hears
-from trainings import TINY, VECTORS, Validation, go, settings
+from trainings import TINY, VECTORS, Validation, arguments, go, settings
 
 import kgmlm
 from kgmlm.core.arrays import IntArray
@@ -117,7 +117,9 @@ def test_residuals_need_all_entities(toy: KnowledgeGraph, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None:
-    run = kgmlm.train("toy", "scratch", tmp_path / "run", epochs=1, progress=False, eval_candidates=5, **TINY)
+    run = kgmlm.train(
+        "toy", "scratch", tmp_path / "run", progress=False, **arguments(epochs=1, eval_candidates=5, **TINY)
+    )
     found = run.folder.tuned.by["valid"]["text"]["mrr"]
     _, figures = weigh(untuned_ranker(run.folder, "cpu"), run.folder.graph, Protocol(split="valid"))
     assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["text"]["mrr"])
@@ -136,7 +138,7 @@ def test_the_command_measures_among_all_at_the_end_and_resumes_there(
     with monkeypatch.context() as patched:
         patched.setattr(entity_vectors, "_join", cut)
         with pytest.raises(Power):
-            kgmlm.train("toy", "scratch", tmp_path / "run", epochs=2, progress=False, **FEW)
+            kgmlm.train("toy", "scratch", tmp_path / "run", **arguments(epochs=2, **FEW), progress=False)
     run = open_folder(tmp_path / "run")
     assert (run.record["status"], run.vectors_unread) == ("finished", True)
     sampled = run.record["best_valid_mrr"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Cli, refused, vectors_of
+from trainings import arguments
 
 import kgmlm
 from kgmlm.core.arrays import Floats
@@ -130,7 +131,7 @@ def test_a_bi_encoder_is_indexed_where_there_are_no_entity_vectors(
 ) -> None:
     path = tmp_path / "run"
     small: dict[str, Any] = {"batch_size": 16, "biencoder": {"dimension": 16, "steps": 8}}
-    run = kgmlm.train("toy", tiny_encoder, path, preset="quick", progress=False, **small)
+    run = kgmlm.train("toy", tiny_encoder, path, preset="quick", progress=False, **arguments(**small))
     made = kgmlm.index(path, progress=False)
     count = len(run.graph.entities)
     assert (made["signal"], made["entities"], made["recall_at_10"]) == ("biencoder", count, 1.0)
@@ -145,7 +146,13 @@ def test_a_bi_encoder_is_indexed_where_there_are_no_entity_vectors(
     assert len(more) == 3
     report = kgmlm.evaluate(kgmlm.open_run(path, retrieve=count), progress=False)
     assert report.values["retrieval"]
-    kgmlm.tune(path, add="biencoder", overwrite=True, progress=False, biencoder={"dimension": 8, "steps": 3})
+    kgmlm.tune(
+        path,
+        add="biencoder",
+        overwrite=True,
+        progress=False,
+        settings={"biencoder": {"dimension": 8, "steps": 3}},
+    )
     refused(cli("rank", path, "--head", "france", "--relation", "capital", "--retrieve", "5"), "kgmlm index")
 
 

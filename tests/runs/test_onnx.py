@@ -9,7 +9,7 @@ import pytest
 from conftest import Cli
 from families import FAMILIES, build
 from test_app import loaded_by
-from trainings import TINY
+from trainings import TINY, arguments
 from transformers import BertConfig, ElectraConfig, RobertaConfig, XLMRobertaConfig
 
 import kgmlm
@@ -76,7 +76,7 @@ def test_training_ends_by_making_the_run_ready(tmp_path: Path, monkeypatch: pyte
 
     def trained(name: str, **more: object) -> Path:
         given = TINY | {"epochs": 1, "progress": Hears(), "onnx": True} | more
-        return kgmlm.train("toy", "scratch", tmp_path / name, **given).path
+        return kgmlm.train("toy", "scratch", tmp_path / name, **arguments(**given)).path
 
     run = trained("ready")
     assert (run / "model" / ONNX_FILE).is_file()
@@ -96,7 +96,7 @@ def test_training_ends_by_making_the_run_ready(tmp_path: Path, monkeypatch: pyte
 
 def test_a_training_without_export_goes_on_without(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    kgmlm.train("toy", "scratch", run, **TINY, epochs=2, max_steps=1, progress=False)
+    kgmlm.train("toy", "scratch", run, **arguments(**TINY, epochs=2), max_steps=1, progress=False)
     kgmlm.train(output=run, resume=True, progress=False)
     assert not (run / "model" / ONNX_FILE).exists()
 

@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
-from trainings import TINY
+from trainings import TINY, arguments
 
 import kgmlm
 from kgmlm.graphs.entities import EntityTable, RelationTable
@@ -364,7 +364,7 @@ def test_it_is_said_why_there_are_no_new_facts(folder: Path, tmp_path: Path) -> 
     assert found["status"] == "none"
     assert "has changed" in found["why"]
     small: dict[str, Any] = {"max_steps": 1, "holdout": False, **TINY}
-    alone = kgmlm.train(toy_triples(), "scratch", tmp_path / "alone", progress=False, **small)
+    alone = kgmlm.train(toy_triples(), "scratch", tmp_path / "alone", progress=False, **arguments(**small))
     with TestClient(service(alone), HOME) as client:
         found = awaited(client)
     assert found["status"] == "none"

@@ -18,6 +18,7 @@ import kgmlm
 from kgmlm.core.errors import ConfigError, QueryError
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.sharing.embeddings import WRITERS, Embeddings
+from kgmlm.sharing.options import Embedded
 from kgmlm.signals.biencoder import CANDIDATES, Biencoder
 
 REGISTRY = WRITERS
@@ -31,7 +32,7 @@ def run(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.TempPa
         "kge": {"dimension": 8, "epochs": 5},
         "biencoder": {"encoder": tiny_encoder, "steps": 5, "dimension": 16},
     }
-    kgmlm.tune(path, add=["kge", "biencoder"], progress=False, **settings)
+    kgmlm.tune(path, add=["kge", "biencoder"], progress=False, settings=settings)
     return path
 
 
@@ -103,7 +104,7 @@ def test_a_label_with_spaces_is_a_word_of_word2vec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", ["biencoder", "vector", "kge"])
 def test_the_most_similar_have_the_highest_cosine(
-    run: Path, of: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    run: Path, of: Embedded, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kgmlm.sharing.embeddings.ENTITY_BATCH", 7)
     found = kgmlm.embeddings(run, of, progress=False)
@@ -144,8 +145,8 @@ def test_a_pack_has_no_candidates_and_an_unpacked_run_has_them(run: Path, tmp_pa
 def test_what_is_not_there_is_told(run: Path, toy_run: Path, tmp_path: Path, cli: Cli) -> None:
     with pytest.raises(ConfigError, match=r"the run has no embeddings$"):
         kgmlm.embeddings(toy_run, progress=False)
-    with pytest.raises(ConfigError, match="of 'types'; it has those of biencoder, vector, kge"):
-        kgmlm.embeddings(run, "types", progress=False)
+    with pytest.raises(ConfigError, match="--of is biencoder or vector or kge, not 'types'"):
+        kgmlm.embeddings(run, "types", progress=False)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="has no embeddings of relations by vector"):
         kgmlm.embeddings(run, "vector", relations=True, progress=False)
     refused(cli("similar", run, "atlantis"), "atlantis")

@@ -196,7 +196,12 @@ def test_a_second_training_reads_no_text_again(
     """The encoder lies in the model's file, or in the signal's."""
     small: dict[str, Any] = {"dimension": 16, "steps": 8, "encoder": "" if own else tiny_encoder}
     run = kgmlm.train(
-        toy, tiny_encoder, tmp_path / "run", preset="quick", batch_size=16, biencoder=small, progress=False
+        toy,
+        tiny_encoder,
+        tmp_path / "run",
+        preset="quick",
+        settings={"training.batch_size": 16, "biencoder": small},
+        progress=False,
     )
     read: list[int] = []
     whole = EncoderSource.read
@@ -207,9 +212,9 @@ def test_a_second_training_reads_no_text_again(
 
     monkeypatch.setattr(EncoderSource, "read", reading)
     again: dict[str, Any] = {"overwrite": True, "progress": False, "add": "biencoder"}
-    kgmlm.tune(run, **again, biencoder={"steps": 3})
+    kgmlm.tune(run, **again, settings={"biencoder": {"steps": 3}})
     assert not read
-    kgmlm.tune(run, **again, biencoder={"max_length": 8, "steps": 3})
+    kgmlm.tune(run, **again, settings={"biencoder": {"max_length": 8, "steps": 3}})
     assert len(read) == len(toy.entities), "these are other vectors"
     assert not list(tmp_path.glob(".*unfinished")), "nothing is left beside the run"
 
@@ -313,7 +318,7 @@ def test_a_run_keeps_it_ranks_by_it_and_packs_it(
     monkeypatch.setenv("KGMLM_CACHE", str(tmp_path / "cache"))
     run = shutil.copytree(toy_run, tmp_path / "run")
     given = {name: getattr(settings, name) for name in ("encoder", "dimension", "steps")}
-    kgmlm.tune(run, add="biencoder", biencoder=given, progress=False)
+    kgmlm.tune(run, add="biencoder", settings={"biencoder": given}, progress=False)
     opened = kgmlm.open_run(run, device="cpu")
     assert opened.folder.record["signals"]["biencoder"]["settings"]["encoder"] == settings.encoder
     assert "biencoder" in opened.folder.tuned.mixture.tables

@@ -175,7 +175,7 @@ def test_a_run_needs_the_bi_encoder_beside_them(
     path = shutil.copytree(toy_run, tmp_path / "run")
     refused(cli("tune", path, "--add", "similar_entities"), "similar entities need the bi-encoder")
     head = (f"biencoder.encoder={tiny_encoder}", "biencoder.steps=3", "biencoder.precision=fp32")
-    kgmlm.tune(path, add=["biencoder", "similar_entities", "similar_answers"], set_=head, progress=False)
+    kgmlm.tune(path, add=["biencoder", "similar_entities", "similar_answers"], settings=head, progress=False)
     run = open_folder(path)
     assert {"similar_entities", "similar_answers"} <= set(run.tuned.mixture.averages)
     alone = tuned_ranker(run, "cpu", "similar_entities")

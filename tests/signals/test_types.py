@@ -294,7 +294,7 @@ def test_a_run_and_its_pack_keep_given_types_and_the_signal(toy_run: Path, tmp_p
     report = kgmlm.evaluate(run, typed=True, functional=True, progress=False)
     assert set(report.values["constraints"]) == {"typed", "functional"}
     assert (Path(run) / "ranks" / "test.typed.functional.parquet").is_file()
-    assert RankingOptions(typed=True).given(typed=None, functional=True).words() == ["typed", "functional"]
+    assert RankingOptions(typed=True, functional=True).words() == ["typed", "functional"]
     plain = kgmlm.open_run(run).rank(head="france", relation="capital", k=31)
     bound = kgmlm.open_run(run, functional=True).rank(head="france", relation="capital", k=31)
     assert set(bound["tail_label"]) <= set(plain["tail_label"])

@@ -352,8 +352,9 @@ def test_probabilities_need_no_torch(ready: Path, tmp_path: Path, cli: Cli) -> N
         assert answer["also"][0]["entity"] == "berlin"
     numbers = [answer["also"][0]["probability"] for answer in (explored, others[1])]
     assert numbers == pytest.approx([probability, probability], abs=1e-3)
-    said = cli("classify", run, triples, "--runtime", "onnx", "--precision", "bf16", "-q").stderr
-    assert said.startswith("ONNX Runtime computes in fp32, not bf16: torch reads the texts\n")
+    ask = ("--head", "austria", "--relation", "capital", "--runtime", "onnx", "--precision", "bf16", "-q")
+    notes = cli("rank", run, *ask).stderr
+    assert notes.startswith("ONNX Runtime computes in fp32, not bf16: torch reads the texts\n")
 
 
 @pytest.mark.slow

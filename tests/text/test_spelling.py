@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Cli, refused
 from families import build
+from trainings import arguments
 
 import kgmlm
 from kgmlm.core.config import VectorSettings
@@ -187,8 +188,8 @@ def test_a_name_is_more_than_its_tokens(tmp_path: Path) -> None:
     tiny: dict[str, Any] = {"hidden_size": 64, "layers": 2, "heads": 4, "dropout": 0.0}
     how: dict[str, Any] = {"epochs": 100, "batch_size": 32, "learning_rate": 2e-3, "eval_every": 100}
     run = kgmlm.train(
-        graph, "scratch", tmp_path / "run", preset="plain", progress=False, scratch=tiny,
-        autoregressive=1.0, objective="token", **how,
+        graph, "scratch", tmp_path / "run", preset="plain", progress=False,
+        **arguments(scratch=tiny, autoregressive=1.0, objective="token", **how),
     )  # fmt: skip
     ranker = tuned_ranker(run.folder, "cpu")
     index, right, wrong = graph.entities.index, [], []

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Cli, refused
 from safetensors import safe_open
+from trainings import arguments
 
 import kgmlm
 from kgmlm.core.errors import ConfigError, RunError
@@ -29,7 +30,7 @@ SMALL: dict[str, Any] = {"biencoder": {"steps": 20, "dimension": 16, "precision"
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: str) -> Run:
     path = tmp_path_factory.mktemp("frozen") / "run"
-    return kgmlm.train("toy", tiny_encoder, path, preset="quick", progress=False, **SMALL)
+    return kgmlm.train("toy", tiny_encoder, path, preset="quick", progress=False, **arguments(**SMALL))
 
 
 @pytest.mark.slow
@@ -137,7 +138,9 @@ def test_a_kill_between_stages_is_continued(
     with monkeypatch.context() as patch:
         patch.setattr(Biencoder, "fit", killed)
         with pytest.raises(KeyboardInterrupt):
-            kgmlm.train(toy, tiny_encoder, tmp_path / "run", preset="quick", progress=False, **SMALL)
+            kgmlm.train(
+                toy, tiny_encoder, tmp_path / "run", preset="quick", progress=False, **arguments(**SMALL)
+            )
     assert set(open_folder(tmp_path / "run").record["signals"]) == {
         "rules",
         "types",
@@ -154,8 +157,10 @@ def test_entity_vectors_need_a_trained_masked_lm(
 ) -> None:
     given = {"preset": "plain", "epochs": 0, "vector": {"enabled": True}, "progress": False}
     with pytest.raises(ConfigError, match=r"vector\.enabled trains entity vectors"):
-        kgmlm.train(toy, tiny_encoder, tmp_path / "run", **given)  # type: ignore[arg-type]
-    run = kgmlm.train(toy, tiny_encoder, tmp_path / "run", preset="plain", epochs=0, progress=False)
+        kgmlm.train(toy, tiny_encoder, tmp_path / "run", **arguments(**given))
+    run = kgmlm.train(
+        toy, tiny_encoder, tmp_path / "run", preset="plain", settings={"training.epochs": 0}, progress=False
+    )
     with pytest.raises(RunError, match="there is no other signal to weigh"):
         kgmlm.tune(run, progress=False)
     with pytest.raises(ConfigError, match="is not trained"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from doubles import Hears
-from trainings import TINY, Validation, settings
+from trainings import TINY, Validation, arguments, settings
 
 import kgmlm
 from kgmlm.core.config import KGESettings
@@ -24,7 +24,7 @@ from kgmlm.text.encoder import TextEncoder
 from kgmlm.training import planner, stages
 from kgmlm.training.loop import Timed, TimeLimit, train, validation_steps
 from kgmlm.training.planner import Clock, time_report
-from kgmlm.training.recipes import GivenSettings, as_assignments, recipe_of
+from kgmlm.training.recipes import GivenSettings, recipe_of
 from kgmlm.training.start import start_run
 
 SIMILAR = ("similar_entities", "similar_answers")
@@ -84,7 +84,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     expected: set[str],
 ) -> None:
     monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(*speed, 20.0, 16))
-    given, watch = GivenSettings.of(None, as_assignments({"precision": "fp32"})), Hears()
+    given, watch = GivenSettings.of(None, ["training.precision=fp32"]), Hears()
     recipe = stages.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
     assert recipe is not None
     assert set(recipe.stages) == expected
@@ -314,7 +314,12 @@ def test_kge_stops_after_its_seconds(toy: KnowledgeGraph) -> None:
 def test_a_run_says_what_its_time_was_spent_on(tmp_path: Path, tiny_encoder: str) -> None:
     watch = Hears()
     run = kgmlm.train(
-        "toy", tiny_encoder, tmp_path / "run", minutes=0.3, progress=watch, precision="fp32", batch_size=16
+        "toy",
+        tiny_encoder,
+        tmp_path / "run",
+        minutes=0.3,
+        progress=watch,
+        settings={"training.precision": "fp32", "training.batch_size": 16},
     ).folder
     record = run.record
     assert record["status"] == "finished"
@@ -355,7 +360,9 @@ def test_a_run_says_which_texts_there_was_no_time_for(
     assert f"the time was too short for the texts of {cut} of {count} entities" in told
     assert f"more time: the texts of {cut} of {count} entities were not read as a whole" in told
     assert "biencoder" in run.tuned.mixture.tables
-    kgmlm.tune(run.path, add="biencoder", overwrite=True, progress=False, biencoder={"steps": 2})
+    kgmlm.tune(
+        run.path, add="biencoder", overwrite=True, progress=False, settings={"biencoder": {"steps": 2}}
+    )
     assert "texts_cut" not in open_folder(run.path).record["signals"]["biencoder"], "all are read now"
 
 
@@ -401,7 +408,9 @@ def test_scoring_in_reverse_is_left_out_where_too_few_triples_tell_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, chosen: bool
 ) -> None:
     monkeypatch.setattr(stages, "SHORT_RUN_TRIPLES", 3)
-    run = kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, epochs=1, **TINY).folder
+    run = kgmlm.train(
+        "toy", "scratch", tmp_path / "run", progress=False, **arguments(epochs=1, **TINY)
+    ).folder
     run = write_record(run, recipe={"preset": "best", "stages": ["text", "reverse"]})
     figures = stages._chosen(run.path, "reverse", 4, Hears(), 1, seconds)
     run = open_folder(run.path)

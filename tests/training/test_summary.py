@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from doubles import Hears
-from trainings import TINY
+from trainings import TINY, arguments
 
 import kgmlm
 from kgmlm.core.config import Protocol
@@ -119,7 +119,7 @@ def test_a_graph_without_validation_has_some_held_out(
     alone, heard = replace(toy, splits={"train": toy.splits["train"]}), Hears()
     small = {key: value for key, value in TINY.items() if key != "preset"}
     given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": heard}
-    run = kgmlm.train(alone, "scratch", tmp_path / "run", **given)
+    run = kgmlm.train(alone, "scratch", tmp_path / "run", **arguments(**given))
     held = len(run.graph.splits["valid"])
     assert held == round(0.25 * len(toy.splits["train"])), "of a small graph more than a tenth"
     assert (
@@ -129,7 +129,7 @@ def test_a_graph_without_validation_has_some_held_out(
     assert any(line.startswith(f"validation MRR of {held:,} triples") for line in heard.told)
     assert f"validation was {held:,} triples, drawn at random: all between known entities" in heard.told
     assert heard.told[-3].startswith(f"next: kgmlm rank {run.path} --head ")
-    bare = kgmlm.train(alone, "scratch", tmp_path / "bare", **given, holdout=False)
+    bare = kgmlm.train(alone, "scratch", tmp_path / "bare", **arguments(**given), holdout=False)
     assert not bare.graph.has("valid")
     assert bare.folder.record["recipe"]["stages"] == ["text"]
 
@@ -140,7 +140,7 @@ def test_probabilities_are_left_out_where_asked_and_fitted_when_resumed(
     monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # there are few
     small = {key: value for key, value in TINY.items() if key != "preset"}
     given: dict[str, Any] = {**small, "epochs": 1, "preset": "quick", "progress": False}
-    run = kgmlm.train(toy, "scratch", tmp_path / "run", **given, calibrate=False)
+    run = kgmlm.train(toy, "scratch", tmp_path / "run", **arguments(**given), calibrate=False)
     assert "calibration" not in run.folder.record["recipe"]["stages"]
     file = run.path / "model" / "probabilities.json"
     assert not file.exists()
@@ -162,7 +162,7 @@ def test_held_out_triples_of_a_small_graph_are_given_back_to_answers_alone(
     alone = replace(toy, splits={"train": toy.splits["train"]})
     small = {key: value for key, value in TINY.items() if key != "preset"}
     given: dict[str, Any] = {**small, "epochs": 2, "preset": "quick", "progress": False}
-    run = kgmlm.train(alone, "scratch", tmp_path / "run", **given)
+    run = kgmlm.train(alone, "scratch", tmp_path / "run", **arguments(**given))
     assert run.folder.record["given_back"] is True
     own, answers = run.graph, run.predictor.graph
     held = own.labeled(own.triples("valid"))
@@ -181,6 +181,8 @@ def test_held_out_triples_of_a_small_graph_are_given_back_to_answers_alone(
 
 
 def test_validation_of_files_is_never_given_back(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    run = kgmlm.train(toy, "scratch", tmp_path / "run", **{**TINY, "epochs": 1, "progress": False})
+    run = kgmlm.train(
+        toy, "scratch", tmp_path / "run", **arguments(**{**TINY, "epochs": 1, "progress": False})
+    )
     assert not run.folder.record.get("given_back")
     assert len(run.predictor.graph.triples("train")) == len(toy.triples("train"))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Cli, refused
+from trainings import arguments
 
 import kgmlm
 from kgmlm.cli.app import app
@@ -56,7 +57,7 @@ class Hears(Watcher):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("jobs") / "run"
-    return kgmlm.train("toy", "scratch", path, vector={"enabled": True}, progress=False, **TINY)
+    return kgmlm.train("toy", "scratch", path, **arguments(vector={"enabled": True}, **TINY), progress=False)
 
 
 def test_a_graph_is_split_checked_and_shown_like_its_folder(tmp_path: Path) -> None:
@@ -140,27 +141,29 @@ def test_built_in_datasets_are_listed_and_fetched(
 def test_settings_are_given_by_name(trained: Run) -> None:
     assert trained.settings.training.epochs == 2
     assert trained.settings.vector.enabled
-    assert as_assignments({"dropout": 0.5, "text": {"template": "natural"}}) == [
-        'text.template="natural"', "training.dropout=0.5",
+    assert as_assignments({"training.dropout": 0.5, "text": {"template": "natural"}}) == [
+        "training.dropout=0.5", 'text.template="natural"',
     ]  # fmt: skip
-    both = as_assignments({"epochs": np.float32(5), "training": {"batch_size": 4}, "dropout": None})
+    both = as_assignments({"training": {"epochs": np.float32(5), "batch_size": 4, "dropout": None}})
     assert both == ["training.epochs=5.0", "training.batch_size=4"]
-    for wrong, meant in (
-        ({"epoch": 5}, "there is no argument epoch; did you mean epochs?"),
-        ({"outptu": "x"}, "there is no argument outptu; did you mean output?"),
-        ({"template": "x"}, 'there is no argument template; did you mean text={"template": ...}?'),
-        ({"zzzz": 1}, "there is no argument zzzz"),
-        ({"vector": True}, "vector takes settings by name, such as vector={...}, not True"),
+    assert as_assignments("kge.epochs=3") == ["kge.epochs=3"]
+    other = trained.path.parent / "other"
+    for settings, meant in (
+        ({"epochs": 5}, "unknown key 'epochs'; did you mean 'training.epochs'?"),
+        ({"training.epoch": 5}, "unknown key 'training.epoch'; did you mean 'training.epochs'?"),
+        ({"vector": True}, "'vector' is True"),
     ):
         with pytest.raises(ConfigError, match=re.escape(meant)):
-            kgmlm.train("toy", "scratch", trained.path.parent / "other", progress=False, **wrong)
+            kgmlm.train("toy", "scratch", other, progress=False, settings=settings)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'outptu'; did you mean 'output'"):
+        kgmlm.train("toy", "scratch", outptu=other)  # type: ignore[call-arg]
 
 
 @pytest.mark.slow
 def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None:
     path = tmp_path / "run"
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
-    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
+    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **arguments(**small))
     recipe = run.folder.record["recipe"]
     assert (recipe["preset"], recipe["stages"]) == (
         "balanced",
@@ -185,7 +188,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     assert {"types", "reverse"} <= done.folder.tuned.by["valid"].keys()
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
     own = {"length": 2, "constants": False}
-    kgmlm.tune(path, add="rules", rules=own, overwrite=True, progress=False)
+    kgmlm.tune(path, add="rules", settings={"rules": own}, overwrite=True, progress=False)
     kgmlm.tune(path, drop=("types", "reverse"), progress=False)
     whole = kgmlm.train(output=path, resume=True, progress=False)
     assert whole.folder.record["status"] == "finished"
@@ -203,7 +206,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
 def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> None:
     path, heard = tmp_path / "run", list[str]()
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 3}
-    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **small)
+    run = kgmlm.train("toy", "scratch", path, max_steps=3, progress=False, **arguments(**small))
     recipe = run.folder.record["recipe"]
     write_record(run.folder, recipe={**recipe, "stages": [*recipe["stages"], "reverse"]})
     kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
@@ -217,7 +220,7 @@ def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> 
 def test_a_stage_that_was_interrupted_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "run"
     small = {**TINY, "preset": "balanced"}
-    kgmlm.train("toy", "scratch", path, progress=False, **small)
+    kgmlm.train("toy", "scratch", path, progress=False, **arguments(**small))
     folder = kgmlm.open_run(path).folder
     folder = drop_signal(folder, "kge")  # as if it had been killed after the text model
     run = kgmlm.train(output=path, resume=True, progress=False)
@@ -237,7 +240,7 @@ def test_a_kge_model_that_was_interrupted_is_trained_further(
     runs = [tmp_path / name for name in ("whole", "cut")]
     for path in runs:
         shutil.copytree(trained.path, path)
-    kgmlm.tune(runs[0], add="kge", kge=small, progress=False)
+    kgmlm.tune(runs[0], add="kge", settings={"kge": small}, progress=False)
     steps: list[int] = []
 
     class Hurried(Hears):
@@ -248,12 +251,12 @@ def test_a_kge_model_that_was_interrupted_is_trained_further(
 
     told: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        kgmlm.tune(runs[1], add="kge", kge=small, progress=Hurried(told))
+        kgmlm.tune(runs[1], add="kge", settings={"kge": small}, progress=Hurried(told))
     kept = tmp_path / ".cut.kge-unfinished"
     assert told == [f"the training of kge is kept in {kept}, and the next one continues from there"]
     (tmp_path / "..cut.kge-unfinished.0123.kgmlm-part").mkdir()  # as a kill leaves it
     heard: list[int] = []
-    kgmlm.tune(runs[1], add="kge", kge=small, progress=lambda what, n, total: heard.append(n))
+    kgmlm.tune(runs[1], add="kge", settings={"kge": small}, progress=lambda what, n, total: heard.append(n))
     assert heard[0] == 9
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cut", "whole"]
     files = [(path / "signals" / "kge.safetensors").read_bytes() for path in runs]
@@ -268,7 +271,7 @@ def test_a_kill_right_after_the_run_was_laid_loses_no_option(
 
     monkeypatch.setattr("kgmlm.training.train._tell_unknown", killed)
     with pytest.raises(KeyboardInterrupt):
-        kgmlm.train("toy", "scratch", tmp_path / "run", onnx=False, progress=False, **TINY)
+        kgmlm.train("toy", "scratch", tmp_path / "run", onnx=False, progress=False, **arguments(**TINY))
     assert open_folder(tmp_path / "run").record["onnx"] is False
 
 
@@ -279,7 +282,7 @@ def test_a_graph_without_rules_has_no_stage_for_them(tmp_path: Path) -> None:
     (folder / "train.tsv").write_text("".join(f"a{i}\tin\tb{i}\n" for i in range(9)))
     (folder / "valid.tsv").write_text("a1\tin\tb2\n")
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
-    run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
+    run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **arguments(**small))
     assert set(run.folder.tuned.of) == {"likelihood", "kge", "types", "linked", "unseen"}
     assert run.folder.record["recipe"]["stages"] == ["types", "linked", "unseen", "kge", "text"]
     heard = Hears([])
@@ -294,7 +297,7 @@ def test_validation_of_false_triples_alone_chooses_nothing(tmp_path: Path) -> No
     (folder / "train.tsv").write_text("".join(f"a{i}\tin\tb{i}\n" for i in range(9)))
     (folder / "valid.tsv").write_text("a1\tin\tb2\t-1\na2\tin\tb1\t-1\n")
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
-    run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **small)
+    run = kgmlm.train(folder, "scratch", tmp_path / "run", progress=False, **arguments(**small))
     assert run.folder.record["status"] == "finished"
     assert run.folder.record["recipe"]["stages"] == ["text"]
     assert len(run.rank(head="a1", relation="in", k=3)) == 3
@@ -307,7 +310,14 @@ def test_a_large_graph_is_asked_through_an_index(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
     small = {k: v for k, v in TINY.items() if k not in ("preset", "epochs", "eval_every")} | {"epochs": 1}
     vector = {"enabled": True, "max_length": 24}
-    kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, vector=vector)
+    kgmlm.train(
+        "toy",
+        "scratch",
+        tmp_path / "run",
+        preset="quick",
+        progress=False,
+        **arguments(**small, vector=vector),
+    )
     run = kgmlm.open_run(tmp_path / "run")
     assert run.folder.record["shortlist"]["entities"] == 4
     assert len(run.rank(head="France", relation="has the capital", k=20)) == 4
@@ -335,32 +345,44 @@ def test_what_stages_need_is_seen_before_the_text_model_is_trained(tmp_path: Pat
     ]
     for wrong, message in wrongs:
         with pytest.raises(KgmlmError, match=message):
-            kgmlm.train("toy", "scratch", tmp_path / "run", preset="quick", progress=False, **small, **wrong)
+            kgmlm.train(
+                "toy",
+                "scratch",
+                tmp_path / "run",
+                preset="quick",
+                progress=False,
+                **arguments(**small, **wrong),
+            )
         assert not (tmp_path / "run").exists()
 
 
 def test_training_stops_and_continues(tmp_path: Path) -> None:
     heard: list[str] = []
     run = kgmlm.train(
-        "toy", "scratch", tmp_path / "run", max_steps=3, progress=lambda what, *n: heard.append(what), **TINY
+        "toy",
+        "scratch",
+        tmp_path / "run",
+        max_steps=3,
+        progress=lambda what, *n: heard.append(what),
+        **arguments(**TINY),
     )
     assert run.folder.record["status"] == "max steps"
     assert "training" in heard
     done = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
     assert done.folder.record["status"] == "finished"
     with pytest.raises(RunError, match="is a run already"):
-        kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, **TINY)
+        kgmlm.train("toy", "scratch", tmp_path / "run", progress=False, **arguments(**TINY))
 
 
 def test_a_decay_goes_on_where_a_setting_bounded_the_steps(tmp_path: Path) -> None:
-    bounded = TINY | {"max_steps": None, "schedule": "constant", "epochs": 9}
+    bounded = TINY | {"schedule": "constant", "epochs": 9}
     run = kgmlm.train(
-        "toy", "scratch", tmp_path / "run", set_=["training.max_steps=3"], progress=False,
-        **{key: value for key, value in bounded.items() if value is not None},
+        "toy", "scratch", tmp_path / "run", progress=False,
+        **arguments(**bounded | {"training.max_steps": 3}),
     )  # fmt: skip
     assert (run.folder.record["status"], run.folder.record["step"]) == ("max steps", 3)
     for wrong in (-3.0, 1e308, float("nan"), "x"):
-        with pytest.raises(RunError, match="--decay takes a number of epochs from 0 on, not"):
+        with pytest.raises(ConfigError, match="--decay is a number from 0 to"):
             kgmlm.train(output=tmp_path / "run", resume=True, decay=wrong, progress=False)  # type: ignore[arg-type]
     ended = kgmlm.train(output=tmp_path / "run", resume=True, decay=1.0, progress=False)
     assert ended.folder.record["status"] == "finished"
@@ -387,7 +409,7 @@ def test_an_interruption_can_be_caught(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted) as caught:
-        kgmlm.train("toy", "scratch", tmp_path / "run", progress=interrupt, **TINY)
+        kgmlm.train("toy", "scratch", tmp_path / "run", progress=interrupt, **arguments(**TINY))
     assert caught.value.signal == 15
     assert isinstance(caught.value, KeyboardInterrupt)
     run = kgmlm.train(output=tmp_path / "run", resume=True, progress=False)
@@ -525,13 +547,13 @@ def test_a_record_without_steps_is_shown(trained: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_signals_are_trained_beside_a_run(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
-    figures = kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)
+    figures = kgmlm.tune(run, add="kge", settings={"kge": {"dimension": 4, "epochs": 2}}, progress=False)
     assert list(figures) == ["text", "kge"]
     about = kgmlm.info(run)
     assert set(about.signals) == {"likelihood", "vector", "kge"}
     assert about.signals["kge"]["made"]["settings"]["dimension"] == 4
     with pytest.raises(RunError, match="say how to --add"):
-        kgmlm.tune(run, kge={"dimension": 4}, progress=False)
+        kgmlm.tune(run, settings={"kge": {"dimension": 4}}, progress=False)
     folder = kgmlm.open_run(run).folder
     folder = save_tuned(folder, replace(folder.tuned, mixture=folder.tuned.mixture.evenly("kge", 3.0)))
     assert list(kgmlm.tune(run, add="reverse", progress=False)) == ["reverse"]
@@ -549,13 +571,13 @@ def test_further_entities_compete_in_an_evaluation(trained: Run) -> None:
 
 def test_nothing_is_dropped_when_what_is_added_is_refused(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
-    kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 1}, progress=False)
+    kgmlm.tune(run, add="kge", settings={"kge": {"dimension": 4, "epochs": 1}}, progress=False)
     wrongs: list[dict[str, Any]] = [
         {"add": "bogus"},
         {"add": "kge", "source": trained},
-        {"add": "types", "types": {"nope": 3}},
+        {"add": "types", "settings": {"types": {"nope": 3}}},
         {"add": "kge", "source": run},
-        {"add": "types", "kge": {"dimension": 4}},
+        {"add": "types", "settings": {"kge": {"dimension": 4}}},
     ]
     for wrong in wrongs:
         with pytest.raises((RunError, ConfigError)):
@@ -566,7 +588,7 @@ def test_nothing_is_dropped_when_what_is_added_is_refused(trained: Run, tmp_path
 def test_a_run_that_is_open_follows_what_is_done_to_it(trained: Run, tmp_path: Path) -> None:
     run = kgmlm.open_run(shutil.copytree(trained.path, tmp_path / "run"))
     run.rank(head="France", relation="capital", k=1)
-    kgmlm.tune(run, add="kge", kge={"dimension": 4, "epochs": 2}, progress=False)
+    kgmlm.tune(run, add="kge", settings={"kge": {"dimension": 4, "epochs": 2}}, progress=False)
     assert "kge" in run.explain(head="France", relation="capital", k=1).columns
     assert "kge" in run.folder.record["signals"]
     assert run.graph is run.folder.graph, "else it would have further entities"

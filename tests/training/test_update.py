@@ -46,7 +46,10 @@ def whole(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.Temp
         "biencoder": {"encoder": tiny_encoder, "steps": 20, "dimension": 16},
     }
     kgmlm.tune(
-        run, add=["kge", "rules", "types", "linked", "biencoder", "reverse"], progress=False, **settings
+        run,
+        add=["kge", "rules", "types", "linked", "biencoder", "reverse"],
+        progress=False,
+        settings=settings,
     )
     kgmlm.index(run, progress=False)
     with pytest.MonkeyPatch.context() as patched:
@@ -201,7 +204,7 @@ def test_new_relations_are_answered(run: Path) -> None:
 def test_signals_keep_the_settings_that_they_were_trained_with(run: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.txt"
     rules.write_text("10\t9\t0.9\tborders(X,Y) <= borders(Y,X)\n")
-    kgmlm.tune(run, add="rules", overwrite=True, rules={"file": str(rules)}, progress=False)
+    kgmlm.tune(run, add="rules", overwrite=True, settings={"rules": {"file": str(rules)}}, progress=False)
     kgmlm.update(run, NEW, progress=False)
     found = Rules.open(run / Rules.file, open_folder(run).graph).applied.rules.paths
     assert (found.predicted.tolist(), found.correct.tolist()) == ([10], [9])
@@ -250,7 +253,7 @@ def test_an_index_of_the_biencoder_finds_what_has_new_triples(
 ) -> None:
     run = shutil.copytree(toy_run, tmp_path / "run")
     settings = {"encoder": tiny_encoder, "steps": 20, "dimension": 16}
-    kgmlm.tune(run, add="biencoder", biencoder=settings, progress=False)
+    kgmlm.tune(run, add="biencoder", settings={"biencoder": settings}, progress=False)
     kgmlm.index(run, progress=False)
     kgmlm.update(run, [("xanadu", "located_in", "france")], progress=False)
     kgmlm.update(run, [("xanadu", "borders", "germany")], progress=False)
