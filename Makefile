@@ -77,7 +77,7 @@ browser: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -q tests/serving/test_browser.py
 
 # SOAK_INPUTS=10000 SOAK_KILLS=100 SOAK_REQUESTS=20000 SOAK_SEED=1 unless the environment says something else;
-# see docs/soak.md.
+# see CONTRIBUTING.md.
 soak: $(VENV)/.tested
 	$(PIP) --editable '.[soak]'
 	PYTHON=$(BIN)/python tests/anywhere.sh
@@ -85,7 +85,7 @@ soak: $(VENV)/.tested
 	$(BIN)/python tests/soak/soak.py
 	$(BIN)/python tests/soak/cluster.py
 
-# Which changes of the code no test notices: ten minutes or more; see docs/mutation.md. `mutmut browse` shows them.
+# Which changes of the code no test notices: ten minutes or more; see CONTRIBUTING.md. `mutmut browse` shows them.
 mutants: $(VENV)/.tested
 	$(PIP) --editable '.[mutants]'
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children 1

@@ -1,6 +1,6 @@
 """What `mutmut run` found: a line of figures for each module, then every mutant that no test noticed.
 
-python tests/mutants.py [--brief]     in the folder in which mutmut ran; see docs/mutation.md
+python tests/mutants.py [--brief]     in the folder in which mutmut ran; see CONTRIBUTING.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A service under load and under malformed requests: `make soak`. See docs/soak.md.
+"""A service under load and under malformed requests: `make soak`. See CONTRIBUTING.md.
 
 ``SOAK_REQUESTS`` says how many questions are asked, and how many malformed requests are sent. All go to
 a process on this machine that this script starts.

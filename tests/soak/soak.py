@@ -1,6 +1,7 @@
 """Damaged inputs by the thousand, and commands that are killed, stopped, without room or read meanwhile.
 
-A part of `make soak`; see docs/soak.md. ``SOAK_INPUTS`` and ``SOAK_KILLS`` say how many, ``SOAK_SEED`` which.
+A part of `make soak`; see CONTRIBUTING.md. ``SOAK_INPUTS`` and ``SOAK_KILLS`` say how many, ``SOAK_SEED``
+which.
 ``soak.py try KIND NUMBER`` tries one input again.
 """
 
