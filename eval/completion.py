@@ -38,7 +38,7 @@ def row(
         report="test", sample=sample, ray=ray, workers=workers, batch_size=batch_size,
         typed=False, functional=False,
     )  # fmt: skip
-    scored = made["queries scored"]
+    scored = made["queries_scored"]
     return {
         "run": run.stem,
         "graph": opened.graph.name,
@@ -67,7 +67,7 @@ def main(
             new = row(run, Path(folder), sample, ray, workers, batch_size)
         store.replace_rows(output, [new], "run", "graph", "sample")
         print(f"{new['graph']}: {new['queries']:,} queries, {new['listed']:,} triples")
-        for part in (*new["report"]["by probability"], *new["report"]["best"]):
+        for part in (*new["report"]["by_probability"], *new["report"]["best"]):
             what = f"p >= {part['probability']}" if "probability" in part else f"best {part['listed']}"
             print(what, {k: part[k] for k in ("listed", "true", "precision", "expected")}, flush=True)
 

@@ -157,8 +157,8 @@ def against_published(lines: list[Line]) -> str:
     rows += [(r["dataset"], r["metrics"], "**kgmlm (MiniLM)**", column(r), r["id"]) for r in ours]
     rows.sort(key=lambda row: (BIG.index(row[0]), -row[1]["mrr"]))
     cells = (
-        [name, method, uses, *(figure(metrics.get(k), 3) for k in METRICS.values()), source]
-        for name, metrics, method, uses, source in rows
+        [name, method, stage_weights, *(figure(metrics.get(k), 3) for k in METRICS.values()), source]
+        for name, metrics, method, stage_weights, source in rows
     )
     return markdown(["graph", "method", "uses", *METRICS, "source or record"], cells)
 

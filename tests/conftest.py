@@ -34,7 +34,7 @@ from kgmlm.core.config import (
 from kgmlm.core.errors import DataError
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.text.tokenization import SpanTokenizer, Vocabulary, scratch_texts, train_tokenizer
 from kgmlm.text.torch_model import SpanModel, create_model
 
@@ -130,7 +130,7 @@ def make_ranker(
 def staged_ranker(make_ranker: Callable[..., Ranker]) -> Ranker:
     """A random first stage, and a second stage with arbitrary scores of the five best candidates."""
     made = make_ranker(TextSettings(max_length=40, neighbors=3), VectorSettings(enabled=True))
-    return made.with_stage(FixedStage(Use(5, 2.0)))
+    return made.with_stage(FixedStage(StageWeight(5, 2.0)))
 
 
 def vectors_of(ranker: Ranker) -> Floats:

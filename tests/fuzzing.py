@@ -300,7 +300,7 @@ class Fuzzer:
         random: Random,
         *names: str,
         change: Callable[[Random, bytes], bytes],
-        use: Callable[[Path], None] | None = None,
+        stage_weight: Callable[[Path], None] | None = None,
     ) -> None:
         """A run with one file changed. Where it has digests, verifying finds every change of what has one."""
         name = random.choice(names)
@@ -314,7 +314,7 @@ class Fuzzer:
             covered = name != "run.json" and path.name != "kgmlm.json" and run.name == "signed"
             if covered and after != before and self._verifies(run):
                 raise Unfair(f"{name} was changed, and the run verifies")
-            (use or self._use)(run)
+            (stage_weight or self._use)(run)
         finally:
             path.write_bytes(before)
 
@@ -342,10 +342,10 @@ class Fuzzer:
         suffix = random.choice(list(changes))
         names = sorted(f"{FOLDER}/{p.name}" for p in (self.folder / "signed" / FOLDER).glob(f"*{suffix}"))
         names = [name for name in names if not name.endswith("kgmlm.json")]
-        self._in_run(random, *names, change=changes[suffix], use=partial(self._use, index=True))
+        self._in_run(random, *names, change=changes[suffix], stage_weight=partial(self._use, index=True))
 
     def _probabilities(self, random: Random) -> None:
-        self._in_run(random, PROBABILITIES, change=changed_json, use=self._judge)
+        self._in_run(random, PROBABILITIES, change=changed_json, stage_weight=self._judge)
 
     def _judge(self, run: Path) -> None:
         for lines in info(run).lines().values():

@@ -234,7 +234,9 @@ class Bench:
             (self.folder / "taken.json").write_text(json.dumps(taken), "utf-8")
         run = kgmlm.open_run(path, device="cpu")
         ranker = tuned_ranker(run.folder)
-        self.keep("kgmlm", ranker, seconds=self.taken, stages={n: use.k for n, use in ranker.uses.items()})
+        self.keep(
+            "kgmlm", ranker, seconds=self.taken, stages={n: use.k for n, use in ranker.stage_weights.items()}
+        )
         self.keep("kgmlm: first stage", ranker.unreranked())
         for name in ranker.mixture.signals:
             self.keep(f"kgmlm: {name}", ranker.by(name))

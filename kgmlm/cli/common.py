@@ -101,9 +101,9 @@ def _files_of(inputs: Set[str], given: dict[str, Any]) -> Iterator[dict[str, Any
         raise ConfigError("only one input can be read from stdin")
 
     with TemporaryDirectory() as folder:
-        found = {name: _spooled(path, Path(folder)) for name, path in streams.items()}
+        copies = {name: _spooled(path, Path(folder)) for name, path in streams.items()}
         try:
-            yield given | found
+            yield given | copies
         except KgmlmError as error:
             raise type(error)(str(error).replace(f"{folder}/", "")) from None
 
@@ -166,6 +166,7 @@ def command(*kinds: type[Options]) -> Callable[[Callable[..., None]], Callable[.
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {x.name: x.annotation for x in parameters}
+        wrapper.options = kinds  # type: ignore[attr-defined]
         return wrapper
 
     return made

@@ -60,14 +60,14 @@ def data_check(
     from kgmlm.data import check as job
     from kgmlm.graphs.cards import card_names
 
-    found = job(dataset, **given)
+    checked = job(dataset, **given)
     if as_json:
-        print_json(found.as_json())
+        print_json(checked.as_json())
     else:
-        print(found.values["dataset"])
-        print_lines(found.lines(), indent="  ")
-    if found.mismatches:
-        wrong = ", ".join(f"{k} {v['found']} instead of {v['card']}" for k, v in found.mismatches.items())
+        print(checked.values["dataset"])
+        print_lines(checked.lines(), indent="  ")
+    if checked.mismatches:
+        wrong = ", ".join(f"{k} {v['found']} instead of {v['card']}" for k, v in checked.mismatches.items())
         if dataset in card_names():
             fail(f"{dataset} differs from its card: {wrong}")
         tell(f"{dataset} has changed since its card was written: {wrong}")
@@ -140,23 +140,21 @@ def data_import(
     output = given["output"]
     triples, entities = counted(report["triples"], "triple"), counted(report["entities"], "entity")
     print(f"{output}: {triples} of {entities} and {counted(report['relations'], 'relation')}")
-    whats = (
-        "repeated",
-        "attributes",
-        "blank nodes",
-        "deprecated",
-        "entities without a name",
-        "entities without a description",
-    )
-    for what, count in ({what: report[what] for what in whats} | report["notes"]).items():
+    shown = {
+        "repeated": "repeated",
+        "attributes": "attributes",
+        "blank_nodes": "blank nodes",
+        "deprecated": "deprecated",
+        "unnamed_entities": "entities without a name",
+        "undescribed_entities": "entities without a description",
+    }
+    for what, count in ({title: report[key] for key, title in shown.items()} | report["notes"]).items():
         if count:
             print(f"{what}: {count:,}")
-    if report["relations without a name"]:
-        print(
-            f"relations without a name: {report['relations without a name']:,} (relations.tsv can name them)"
-        )
-    for what, count in report["left out"].items():
-        by = list(report["left out by"].get(what, {}).items())
+    if report["unnamed_relations"]:
+        print(f"relations without a name: {report['unnamed_relations']:,} (relations.tsv can name them)")
+    for what, count in report["left_out"].items():
+        by = list(report["left_out_by"].get(what, {}).items())
         more = f", and {len(by) - LISTED:,} more" if len(by) > LISTED else ""
         listed = ", ".join(f"{predicate} {n:,}" for predicate, n in by[:LISTED])
         print(printable(f"left out: {count:,} {what}" + (f": {listed}{more}" if listed else "")))

@@ -29,16 +29,6 @@ KINDS = {"integer": "an integer", "number": "a number", "boolean": "true or fals
 HEADER = """\
 # The settings of kgmlm, with their defaults. Keep the lines that you change in a file and pass it with
 # --config FILE, or change one setting with --set, such as --set training.epochs=5."""
-PAGE = """\
-# Settings
-
-<!-- written by: kgmlm config --markdown > docs/settings.md -->
-
-To change a setting, keep it in a TOML file (`kgmlm train --config FILE`) or pass it by itself
-(`--set training.epochs=5`). An unknown key is an error. `kgmlm config` prints these settings as TOML, with
-the meanings as comments (`--protocol`: those of the last section); `--json` prints them for programs. The
-[guide](guide.md#settings) says which settings to try first. A run keeps all of its settings in `config.toml`.
-"""
 
 
 class Setting(NamedTuple):
@@ -107,7 +97,7 @@ class Section(NamedTuple):
 
     def as_markdown(self) -> str:
         """A table for the docs."""
-        lines = [f"## {self.name or 'Evaluation protocol'}", "", self.meaning, ""]
+        lines = [f"### {self.name or 'Evaluation protocol'}", "", self.meaning, ""]
         lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
         for setting in self.settings:
             default = f"`{setting.value}`" if setting.value else "not set"
@@ -130,25 +120,20 @@ def _comment(text: str) -> Iterable[str]:
 def config(
     protocol: Annotated[bool, typer.Option("--protocol", help="The settings of an evaluation.")] = False,
     as_json: Json = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the page of the docs with all settings.")
-    ] = False,
 ) -> None:
     """Print every setting with its meaning and default, as a TOML file for `--config`.
 
     With --protocol, the settings of an evaluation, as a file for `evaluate --protocol`.
     """
     from kgmlm.core.config import Protocol, Settings
-    from kgmlm.core.errors import ConfigError
 
-    if as_markdown and (as_json or protocol):
-        raise ConfigError("--markdown prints the whole page; it goes without --json and --protocol")
-    asking = Section.of("", Protocol)
-    sections = [asking] if protocol else [Section.of(name, type(part)) for name, part in Settings()]
+    sections = (
+        [Section.of("", Protocol)]
+        if protocol
+        else [Section.of(name, type(part)) for name, part in Settings()]
+    )
     if as_json:
         print_json(dict(pair for section in sections for pair in section.as_json()))
-    elif as_markdown:
-        print("\n\n".join([PAGE.rstrip(), *(section.as_markdown() for section in [*sections, asking])]))
     else:
         print("\n\n".join([*([] if protocol else [HEADER]), *(section.as_toml() for section in sections)]))
 
@@ -257,13 +242,15 @@ def feedback(
         from kgmlm.core.progress import Bars
         from kgmlm.training.update import apply_feedback
 
-        found = apply_feedback(run, output=output, progress=Bars(quiet), **given)
+        update = apply_feedback(run, output=output, progress=Bars(quiet), **given)
         if not as_json:
-            back = f", {found['taken_back']:,} taken back" if found["taken_back"] else ""
-            print(f"judgments: {found['accepted']:,} accepted, {found['rejected']:,} rejected{back}")
-            if found["passed"]:
-                tell(f"{counted(found['passed'], 'judgment')} skipped: the graph lacks an entity or relation")
-        print_update(found, as_json)
+            back = f", {update['taken_back']:,} taken back" if update["taken_back"] else ""
+            print(f"judgments: {update['accepted']:,} accepted, {update['rejected']:,} rejected{back}")
+            if update["passed"]:
+                tell(
+                    f"{counted(update['passed'], 'judgment')} skipped: the graph lacks an entity or relation"
+                )
+        print_update(update, as_json)
         return
     if output is None:
         raise ConfigError("--output names the file to write; or --apply updates the run")
@@ -281,11 +268,11 @@ def info(run: RunArgument, as_json: Json = False) -> None:
     """Say what a run is: graph, model, signals and their weights, training, last metrics, size."""
     from kgmlm.sharing.info import info as job
 
-    found = job(run)
+    described = job(run)
     if as_json:
-        print_json(found.as_json())
+        print_json(described.as_json())
     else:
-        print_lines(found.lines())
+        print_lines(described.lines())
 
 
 @command()

@@ -79,7 +79,7 @@ def calibrate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **g
         print_json(figures)
         return
     table = plain_table("probability", "triples", "expected", "in validation", right=_COUNTS)
-    for row in figures["held out"]:
+    for row in figures["held_out"]:
         cells = [f"{row[key]:,.0f}" for key in ("candidates", "expected", "validation")]
         table.add_row(cell(f"{row['probability']:.0%} or more"), *cells)
     print_titled(f"{counted(figures['triples'], 'validation triple')}, each quarter by the others", table)
@@ -172,9 +172,9 @@ def _print_missing(
 
 
 def _print(made: dict[str, Any]) -> None:
-    if made["queries scored"]:
-        speed = made["queries scored"] / max(made["seconds"], 1e-9)
-        tell(f"{made['queries scored']:,} queries in {made['seconds']:,.0f} s, {speed:,.1f} per second")
+    if made["queries_scored"]:
+        speed = made["queries_scored"] / max(made["seconds"], 1e-9)
+        tell(f"{made['queries_scored']:,} queries in {made['seconds']:,.0f} s, {speed:,.1f} per second")
     if "shard" in made:
         print(f"shard {made['shard']} is done; {made['missing']:,} of {made['parts']:,} parts are missing")
         return
@@ -198,7 +198,7 @@ def _print(made: dict[str, Any]) -> None:
             f"the highest probability is {made['highest']:.2g}; the same command with --min-probability "
             f"{_below(made['highest']):g} lists the best, and scores nothing again"
         )
-    tell(f"probability: {figures['stands for']}")
+    tell(f"probability: {figures['stands_for']}")
     if "report" in made:
         _print_report(made["report"])
 
@@ -236,9 +236,9 @@ def _print_report(report: dict[str, Any]) -> None:
     title = f"in {report['split']} ({report['found']:,} of {report['triples']:,}): a lower bound"
     figures = ("triples", "true", "precision", "expected", "recall")
     table = plain_table("listed", *figures, right=figures)
-    rows = [(f"p ≥ {row['probability']}", row) for row in report["by probability"] if row["listed"]]
+    rows = [(f"p ≥ {row['probability']}", row) for row in report["by_probability"] if row["listed"]]
     rows += {f"best {row['listed']:,}": row for row in report["best"]}.items()
-    most = sorted(report["by relation"], key=lambda row: -row["listed"])[:10]
+    most = sorted(report["by_relation"], key=lambda row: -row["listed"])[:10]
     rows += [(row["relation_name"], row) for row in most]
     for name, row in rows:
         shares = ["-" if row[x] is None else f"{row[x]:.3f}" for x in ("precision", "expected", "recall")]
@@ -276,9 +276,9 @@ def export(
         print_json(made)
         return
     print(f"{made['output']}: {counted(made['triples'], 'triple')} as {made['format']}")
-    for what in ("known", "without a node"):
-        if made.get(what):
-            print(f"{what}: {made[what]:,}")
+    for key, what in (("known", "known"), ("without_node", "without a node")):
+        if made.get(key):
+            print(f"{what}: {made[key]:,}")
 
 
 def _export_to_stdout(triples: Path, given: dict[str, Any]) -> None:

@@ -144,10 +144,11 @@ def print_metrics(evaluation: Evaluation) -> None:
         lost = f"forbids {of['answers_forbidden']:,} of {of['ranks']:,} answers, which rank last"
         print(f"{name}: keeps {of['candidates_kept']:.1%} of the candidates; {lost}")
     if "retrieval" in report:
-        found = report["retrieval"]
+        retrieval = report["retrieval"]
         print(
-            f"shortlists of {found['k']:,} by the index hold {found['recall']['both']:.2%} "
-            f"of the answers; MRR {found['exact']['mrr']:.4f} by exact ranking, {found['mrr_lost']:.4f} lost"
+            f"shortlists of {retrieval['k']:,} by the index hold {retrieval['recall']['both']:.2%} "
+            f"of the answers; MRR {retrieval['exact']['mrr']:.4f} by exact ranking, "
+            f"{retrieval['mrr_lost']:.4f} lost"
         )
 
 
@@ -199,19 +200,19 @@ def print_predictions(
         _predictions_as_data(graph, asked, results, as_json=as_json, many=many)
         return
     bars = False
-    for query, found in zip(asked, results, strict=True):
+    for query, best in zip(asked, results, strict=True):
         name, relation = graph.entities[query.entity].surface, graph.relations[query.relation].name
         title = f"({name}, {relation}, ?)" if query.target == "tail" else f"(?, {relation}, {name})"
         print_titled(title)
-        if any(p.parts is not None for p in found):
-            bars = _print_explained(found, tokens) or bars
+        if any(p.parts is not None for p in best):
+            bars = _print_explained(best, tokens) or bars
         else:
-            _print_ranked(found)
+            _print_ranked(best)
     if bars:
         tell("bars: how much a signal adds to the score, beyond the least that it adds to an answer here")
-    if tokens and not any(p.tokens for found in results for p in found):
+    if tokens and not any(p.tokens for best in results for p in best):
         tell("no tokens: no masked LM was trained, so no name was read token by token")
-    of_all = [p for found in results for p in found]
+    of_all = [p for best in results for p in best]
     if any(p.probability is not None for p in of_all):
         tell(f"probability: {sureness}")
     if any(not p.checked for p in of_all):
@@ -232,11 +233,11 @@ def _predictions_as_data(
     table = None if as_json else csv.writer(CsvFile(sys.stdout))
     if table is not None:
         table.writerow([*(("head", "relation", "tail") if many else ()), *columns])
-    for query, found in zip(asked, results, strict=True):
+    for query, best in zip(asked, results, strict=True):
         entity, relation = graph.entities[query.entity].label, graph.relations[query.relation].label
         ends = (entity, relation, "") if query.target == "tail" else ("", relation, entity)
         lead = dict(zip(("head", "relation", "tail"), ends, strict=True)) if many else {}
-        for p in found:
+        for p in best:
             if table is None:
                 print_json({k: v for k, v in lead.items() if v} | p.as_json(), indent=None)
                 continue
@@ -245,12 +246,12 @@ def _predictions_as_data(
             table.writerow([*lead.values(), *values])
 
 
-def _names(found: Sequence[Prediction]) -> list[str]:
+def _names(predictions: Sequence[Prediction]) -> list[str]:
     """The names of answers, with the label of those that share one."""
     from kgmlm.core.errors import printable
 
-    times = Counter(p.name for p in found)
-    return [printable(p.name if times[p.name] == 1 else f"{p.name} ({p.label})") for p in found]
+    times = Counter(p.name for p in predictions)
+    return [printable(p.name if times[p.name] == 1 else f"{p.name} ({p.label})") for p in predictions]
 
 
 def _sureness(p: Prediction, probable: bool) -> str:
@@ -258,31 +259,31 @@ def _sureness(p: Prediction, probable: bool) -> str:
     return percent(p.probability) if probable else f"{p.score:.3f}"
 
 
-def _told(known: bool) -> Text:
+def _mark(known: bool) -> Text:
     return cell("known", KNOWN) if known else cell("new", NEW)
 
 
-def _print_ranked(found: Sequence[Prediction]) -> None:
-    probable = any(p.probability is not None for p in found)
+def _print_ranked(predictions: Sequence[Prediction]) -> None:
+    probable = any(p.probability is not None for p in predictions)
     sure = "probability" if probable else "score"
     table = plain_table("rank", "name", sure, "", right=("rank", sure))
-    for p, name in zip(found, _names(found), strict=True):
-        table.add_row(str(p.rank), cell(name), _sureness(p, probable), _told(p.known))
+    for p, name in zip(predictions, _names(predictions), strict=True):
+        table.add_row(str(p.rank), cell(name), _sureness(p, probable), _mark(p.known))
     stdout().print(table)
 
 
-def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
+def _print_explained(predictions: Sequence[Prediction], tokens: bool) -> bool:
     """Print for each answer a line with a bar for each signal, and under it the reason; return whether there
     are bars.
     """
     from rich.text import Text
 
-    console, probable = stdout(), any(p.probability is not None for p in found)
-    gains = _gains(found)
-    names, sure = _names(found), [_sureness(p, probable) for p in found]
+    console, probable = stdout(), any(p.probability is not None for p in predictions)
+    gains = _gains(predictions)
+    names, sure = _names(predictions), [_sureness(p, probable) for p in predictions]
     header = "probability" if probable else "score"
     room_for_sure = max(len(header), *map(len, sure))
-    places = max(len("rank"), *(len(str(p.rank)) for p in found))
+    places = max(len("rank"), *(len(str(p.rank)) for p in predictions))
     fixed = places + len("  ") + room_for_sure + len("  known  ")
     longest = max(_width(name) for name in names)
     room = (console.width - fixed - min(longest, 24) - 2) // max(1, len(gains)) - 1
@@ -291,7 +292,7 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
     heads = [f"{name if len(name) <= bar else name[: bar - 1] + '.':<{bar}}" for name in gains]
     first = f"{'rank':>{places}}  {'name':<{width}}  {header:>{room_for_sure}}         {' '.join(heads)}"
     console.print(Text(first.rstrip(), "dim"), no_wrap=True, overflow="crop", crop=False)
-    for n, p in enumerate(found):
+    for n, p in enumerate(predictions):
         name, place = names[n], f"{p.rank:>{places}}"
         if _width(name) > width:  # on a line of its own
             for row in _wrapped(name, console.width, places + 2):
@@ -299,30 +300,30 @@ def _print_explained(found: Sequence[Prediction], tokens: bool) -> bool:
                 place = ""
             name, place = "", " " * places
         line = Text(f"{place}  {_filled(name, width)}  {sure[n]:>{room_for_sure}}  ")
-        line.append_text(_told(p.known)).append(" " * (7 - len("known" if p.known else "new")))
+        line.append_text(_mark(p.known)).append(" " * (7 - len("known" if p.known else "new")))
         for of in gains.values():
             line.append(_bar(of[n], bar, console.options.ascii_only), "blue").append(" ")
         line.rstrip()
         console.print(line, no_wrap=True, overflow="crop", crop=False)
         reasons = [reason for reason in p.because if not reason.startswith(TREES)]
-        told = [reason if reason.startswith(LINKED) else f"because {reason}" for reason in reasons[:1]]
-        told += [reason for reason in p.because if reason.startswith(TREES)]
+        sentences = [reason if reason.startswith(LINKED) else f"because {reason}" for reason in reasons[:1]]
+        sentences += [reason for reason in p.because if reason.startswith(TREES)]
         if tokens and p.tokens:
             pieces = (f"{t['text'].strip() or t['token']} {t['log_likelihood']:.2f}" for t in p.tokens)
-            told.append(f"tokens: {', '.join(pieces)}")
-        for sentence in told:
+            sentences.append(f"tokens: {', '.join(pieces)}")
+        for sentence in sentences:
             for row in _wrapped(sentence, console.width):
                 console.print(cell(row), no_wrap=True, overflow="crop", crop=False)
     return bool(gains)
 
 
-def _gains(found: Sequence[Prediction]) -> dict[str, list[float]]:
+def _gains(predictions: Sequence[Prediction]) -> dict[str, list[float]]:
     """Return what each signal adds to each answer beyond the least of these answers, by the largest of all;
     none of signals that do not tell the answers apart.
     """
-    signals = dict.fromkeys(name for p in found for name in p.parts or {})
+    signals = dict.fromkeys(name for p in predictions for name in p.parts or {})
     added = {
-        name: [x.weight * x.value if (x := (p.parts or {}).get(name)) else 0.0 for p in found]
+        name: [x.weight * x.value if (x := (p.parts or {}).get(name)) else 0.0 for p in predictions]
         for name in signals
     }
     beyond = {name: [x - min(of) for x in of] for name, of in added.items()}
@@ -386,14 +387,14 @@ def print_reasoned(rows: Sequence[Mapping[str, Any]]) -> None:
                 console.print(cell(line), no_wrap=True, overflow="crop", crop=False)
 
 
-def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain: bool) -> None:
+def print_classified(classified: Classified, *, as_json: bool, as_csv: bool, explain: bool) -> None:
     """Triples with their probabilities for people, as JSON lines or as CSV."""
-    rows = found.as_json(explain)
+    rows = classified.as_json(explain)
     if as_json:
         for row in rows:
             print_json(row, indent=None)
         return
-    labeled = ["label"] if found.labels is not None else []
+    labeled = ["label"] if classified.labels is not None else []
     if as_csv:
         from kgmlm.core.tables import CsvFile
 
@@ -412,7 +413,7 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
     def answer(yes: bool) -> Text:
         return cell("yes", YES) if yes else cell("no", NO)
 
-    numbers = ("probability", f"if {percent(found.prior)} are true")
+    numbers = ("probability", f"if {percent(classified.prior)} are true")
     columns = ("head", "relation", "tail", *numbers, "true", *labeled)
     table = plain_table(*columns, right=numbers)
     for row in rows:
@@ -425,7 +426,7 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
     for row in rows if explain else ():
         if parts := row.get("parts"):
             print_lines({"": [" ".join(row[f"{end}_name"] for end in ("head", "relation", "tail"))]})
-            told = {
+            part = {
                 f"as {side}": [
                     f"{of['adds']:+.2f}: rank {of['rank']:g}, softmax {of['softmax']:.3f}, "
                     f"margin {of['margin']:+.2f}, question {of['state']}"
@@ -434,9 +435,9 @@ def print_classified(found: Classified, *, as_json: bool, as_csv: bool, explain:
                 if side in ("tail", "head")
             }
             rest = {name: [f"{parts[name]['adds']:+.2f}"] for name in ("relation", "calibration")}
-            print_lines(told | rest, indent="    ")
+            print_lines(part | rest, indent="    ")
     if not rows:
         return
-    tell(f"probability: {found.calibration.stands_for(found.graph.validation)}")
+    tell(f"probability: {classified.calibration.stands_for(classified.graph.validation)}")
     if explain:
         tell("the numbers add up to the log odds that the triple is true, known or not")

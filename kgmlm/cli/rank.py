@@ -213,15 +213,15 @@ def rules(
 
     if output is not None:
         check_result(output)
-    found = open_run(run).rules(relation)
+    table = open_run(run).rules(relation)
     if output is not None:
-        write_tsv(output, as_rows(found))
-        tell(f"{len(found):,} rules written to {output}")
+        write_tsv(output, as_rows(table))
+        tell(f"{len(table):,} rules written to {output}")
     elif as_json:
-        print_json(found.head(k).to_dict("records"))
+        print_json(table.head(k).to_dict("records"))
     else:
-        title = f"the {min(k, len(found)):,} most confident of {len(found):,} rules"
-        shown = found.head(k).assign(confidence=found["confidence"].map("{:.3f}".format))
+        title = f"the {min(k, len(table)):,} most confident of {len(table):,} rules"
+        shown = table.head(k).assign(confidence=table["confidence"].map("{:.3f}".format))
         print_table(title, shown[["predicted", "correct", "confidence", "words"]])
 
 

@@ -53,18 +53,18 @@ def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **giv
 
 def print_figures(figures: dict[str, dict[str, float]]) -> None:
     """Print the validation figures of each stage, and of its parts."""
-    for stage, found in figures.items():
+    for stage, of_stage in figures.items():
         parts = {
-            "one weight for all": found.get("mrr_one_weight"),
-            **{k: found.get(f"mrr_{k}") for k in ("likelihood", "vector", stage)},
-            f"without {stage}": found.get("mrr_first", found.get("mrr_text")),
+            "one weight for all": of_stage.get("mrr_one_weight"),
+            **{k: of_stage.get(f"mrr_{k}") for k in ("likelihood", "vector", stage)},
+            f"without {stage}": of_stage.get("mrr_first", of_stage.get("mrr_text")),
         }
-        told = ", ".join(f"{name} {mrr:.4f}" for name, mrr in parts.items() if mrr is not None)
-        more = f" ({told})" if told else ""
-        how = f": the {found['k']} best, weight {found['weight']:g}" if "k" in found else ""
+        listed = ", ".join(f"{name} {mrr:.4f}" for name, mrr in parts.items() if mrr is not None)
+        more = f" ({listed})" if listed else ""
+        how = f": the {of_stage['k']} best, weight {of_stage['weight']:g}" if "k" in of_stage else ""
         print(
-            f"{stage}: validation MRR {found['mrr']:.4f}{more}, Hits@1 {found['hits_at_1']:.4f}, "
-            f"Hits@10 {found['hits_at_10']:.4f}{how}"
+            f"{stage}: validation MRR {of_stage['mrr']:.4f}{more}, Hits@1 {of_stage['hits_at_1']:.4f}, "
+            f"Hits@10 {of_stage['hits_at_10']:.4f}{how}"
         )
     for stage, what in (
         ("reverse", "scored in reverse"),
@@ -116,23 +116,25 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
     print_update(job(run, progress=Bars(quiet), **given), as_json)
 
 
-def print_update(found: dict[str, Any], as_json: bool) -> None:
+def print_update(update: dict[str, Any], as_json: bool) -> None:
     """Print what an update has done."""
     if as_json:
-        print_json(found)
+        print_json(update)
         return
-    new = [(found["entities"], "entity"), (found["relations"], "relation"), (found["added"], "triple")]
-    print(f"new: {', '.join(counted(*part) for part in new)}; removed: {counted(found['removed'], 'triple')}")
+    new = [(update["entities"], "entity"), (update["relations"], "relation"), (update["added"], "triple")]
+    print(
+        f"new: {', '.join(counted(*part) for part in new)}; removed: {counted(update['removed'], 'triple')}"
+    )
     for count, what in (
-        (found["known"], "in training already"),
-        (found["missing"], "to remove, which training did not have"),
-        (found["false"], "known to be false"),
-        *((n, f"taken out of {split}") for split, n in found["moved"].items()),
+        (update["known"], "in training already"),
+        (update["missing"], "to remove, which training did not have"),
+        (update["false"], "known to be false"),
+        *((n, f"taken out of {split}") for split, n in update["moved"].items()),
     ):
         if count:
             print(f"{counted(count, 'triple')} {what}")
-    if "mrr" in found:
-        print(f"validation MRR of a sample: {found['mrr']:.4f} ± {found['half']:.4f}")
-    if "output" in found:
-        again = " and ".join(found["chosen"]) or "nothing"
-        print(f"{found['output']}: {found['seconds']:.1f} s; chosen again: {again}")
+    if "mrr" in update:
+        print(f"validation MRR of a sample: {update['mrr']:.4f} ± {update['half']:.4f}")
+    if "output" in update:
+        again = " and ".join(update["chosen"]) or "nothing"
+        print(f"{update['output']}: {update['seconds']:.1f} s; chosen again: {again}")

@@ -121,8 +121,8 @@ def distinct(values: IntArray) -> IntArray:
     >>> distinct(np.array([3, 1, 3]))
     array([1, 3])
     """
-    found = np.sort(values)
-    first: IntArray = found[np.append(True, found[1:] != found[:-1])] if len(found) else found
+    ordered = np.sort(values)
+    first: IntArray = ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
     return first
 
 
@@ -130,8 +130,8 @@ def some_of(values: IntArray, most: int, rng: np.random.Generator) -> IntArray:
     """Draw some rows, each once, in their order; all where ``most`` is 0 or there are no more."""
     if not most or most >= len(values):
         return values
-    found: IntArray = values[np.sort(rng.choice(len(values), most, replace=False))]
-    return found
+    drawn: IntArray = values[np.sort(rng.choice(len(values), most, replace=False))]
+    return drawn
 
 
 def logits(rows_RD: Floats, weight_VD: Floats, bias_V: Floats) -> Floats:
@@ -153,8 +153,8 @@ def logsumexp(values: npt.NDArray[_Float]) -> npt.NDArray[_Float]:
     """
     highest = values.max(-1, keepdims=True)
     values -= highest
-    found: npt.NDArray[_Float] = np.log(np.exp(values, out=values).sum(-1)) + highest[..., 0]
-    return found
+    total: npt.NDArray[_Float] = np.log(np.exp(values, out=values).sum(-1)) + highest[..., 0]
+    return total
 
 
 def spreads(values_TC: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:

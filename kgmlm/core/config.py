@@ -71,21 +71,11 @@ class TextSettings(Strict):
         description="Tokens per query text, special tokens and masks included. Descriptions and neighbors "
         "are cut to fit, never the relation or the hole. Raise it for long descriptions.",
     )
-    descriptions: bool = Field(
-        True, description="Add the entity's description to the query, where it has one."
-    )
     neighbors: int = Field(
         0,
         ge=0,
         description="Add this many training triples of the query's entity to its text, never those that "
         "answer the query. Try 4; raise `max_length` to make room.",
-    )
-    neighbor_dropout: float = Field(
-        0.3,
-        ge=0,
-        lt=1,
-        description="In training, the chance that one neighbor is left out, and that all are, so that the "
-        "model can also answer queries about entities without neighbors.",
     )
 
 
@@ -101,11 +91,6 @@ class ScoringSettings(Strict):
         False,
         description="End each name with a separator token that is scored, too. Turn it on where one name "
         "begins another (New York, New York City).",
-    )
-    normalization: Literal["mean", "sum"] = Field(
-        "mean",
-        description="`mean`: the mean log-likelihood per token, which does not favor short names. `sum`: "
-        "the joint log-likelihood, for graphs where length is informative.",
     )
     softmax: Literal["vocabulary", "entities"] = Field(
         "vocabulary",
@@ -136,9 +121,6 @@ class VectorSettings(Strict):
         description="How many of the latest entity vectors are negatives beside those of the batch. With as "
         "many as the graph has entities, the loss is a softmax over all of them.",
     )
-    loss_weight: float = Field(
-        1.0, gt=0, description="Weight of the vectors' loss; the likelihood's loss has weight 1."
-    )
     residual_rate: float = Field(
         0.0,
         ge=0,
@@ -155,9 +137,6 @@ class KGESettings(Strict):
     epochs: int = Field(10, ge=1, description="Passes over the training triples.")
     batch_size: int = Field(256, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(0.1, gt=0, description="Learning rate of Adagrad.")
-    samples: Literal["triples", "queries"] = Field(
-        "triples", description="What counts equally in the loss; evaluation counts `triples`."
-    )
     regularization: float = Field(0.1, ge=0, description="Weight of the penalty on large embeddings.")
     penalty: Literal["triples", "entities"] = Field(
         "triples",
@@ -205,12 +184,6 @@ class RuleSettings(Strict):
     seconds: float = Field(
         120.0, gt=0, description="CPU seconds after which no more rules of three atoms are looked for."
     )
-    aggregation: Literal["maximum", "discounted", "noisy-or"] = Field(
-        "discounted",
-        description="How the rules that predict a candidate make its score: by the best one, ties by the "
-        "next (`maximum`), as independent evidence (`noisy-or`), or between the two (`discounted`): the "
-        "log-odds of each further rule count less.",
-    )
     file: str = Field(
         "", description="Take the rules of this file in AnyBURL's format instead of mining any."
     )
@@ -224,19 +197,6 @@ class TypeSettings(Strict):
         "",
         description="A relation whose tails are types of its heads, by its label, such as `rdf:type`. Types "
         "may also stand in the column `types` of a dataset's `entities`.",
-    )
-    missed: float = Field(
-        0.001,
-        ge=0,
-        lt=1,
-        description="`--typed` may forbid this share of the training entities of a relation's side, were "
-        "they not known to be there. Higher: fewer candidates, more answers lost.",
-    )
-    neighbors: int = Field(
-        10,
-        ge=1,
-        description="An entity without training triples and given types has those of this many seen "
-        "entities, the nearest by their vectors.",
     )
 
 
@@ -253,7 +213,6 @@ class BiencoderSettings(Strict):
     )
     max_length: int = Field(64, ge=8, description="Tokens of an entity's text that the encoder reads.")
     dimension: int = Field(256, ge=1, description="Width of the vectors that are compared.")
-    relation_dimension: int = Field(64, ge=1, description="Width of the relations' embeddings.")
     steps: int = Field(
         300,
         ge=1,
@@ -267,18 +226,7 @@ class BiencoderSettings(Strict):
     )
     batch_size: int = Field(512, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW.")
-    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
     dropout: float = Field(0.4, ge=0, lt=1, description="Dropout of text vectors and of the hidden layer.")
-    neighbor_dropout: float = Field(
-        0.3, ge=0, lt=1, description="In training, the chance that an edge of a query's entity is left out."
-    )
-    structure_dropout: float = Field(
-        0.5,
-        ge=0,
-        lt=1,
-        description="In training, the chance that a candidate is known by its text alone, so that entities "
-        "without triples can be found, too.",
-    )
     candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
         description="Entities in the random sample that each step scores beside the answers; 0: all. "
@@ -338,11 +286,6 @@ class TrainingSettings(Strict):
         "of its own queries: half of them recent answers, the others drawn, each standing for as many as "
         "were not drawn. 0: all training entities. `auto`: all up to 50,000, of more 32768.",
     )
-    own_entity: Literal["negative", "left out"] = Field(
-        "left out",
-        description="The query's own entity, in relations where it cannot be the answer: `left out` of the "
-        "softmax, or a `negative`, which may suit graphs such as FB15k-237.",
-    )
     batch_size: int = Field(
         128,
         ge=1,
@@ -372,7 +315,6 @@ class TrainingSettings(Strict):
         description="The learning rate after warm-up: `linear` down to 0 at the end, or `constant`, for "
         "long training that `kgmlm train --resume --decay` ends at any time.",
     )
-    clip: Endless = Field(1.0, description="Scale gradients down to this norm; `inf` leaves them.")
     dropout: float | None = Field(
         None,
         ge=0,
@@ -576,13 +518,13 @@ def _meant(kind: type[BaseModel], key: str) -> str:
 
 def _keys(kind: type[BaseModel], of: str = "") -> list[str]:
     """All keys of settings, with their sections."""
-    found = []
+    keys = []
     for name, field in kind.model_fields.items():
-        found.append(f"{of}{name}")
+        keys.append(f"{of}{name}")
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
-            found += _keys(section, f"{of}{name}.")
-    return found
+            keys += _keys(section, f"{of}{name}.")
+    return keys
 
 
 def override(values: dict[str, Any], assignment: str) -> None:
@@ -604,7 +546,13 @@ def override(values: dict[str, Any], assignment: str) -> None:
     values[last] = value
 
 
-RETIRED = ("training.distillation", "masking", "reranking")  # in config.toml of older runs
+# Settings that older runs have in their `config.toml`. They were ways to train, or had this one value.
+RETIRED = (
+    "masking", "reranking", "text.neighbor_dropout", "text.descriptions", "scoring.normalization",
+    "vector.loss_weight", "kge.samples", "rules.aggregation", "types.missed", "types.neighbors",
+    "biencoder.relation_dimension", "biencoder.weight_decay", "biencoder.neighbor_dropout",
+    "biencoder.structure_dropout", "training.distillation", "training.own_entity", "training.clip",
+)  # fmt: skip
 
 
 def load_settings(
@@ -649,8 +597,8 @@ def load_protocol(path: Path | None = None, **overrides: Any) -> Protocol:
 
 def dump_settings(settings: Settings, notes: Sequence[str] = ()) -> str:
     """The expanded settings as TOML (keys that are None are left out), below notes as comments."""
-    said = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
-    return said + tomli_w.dumps(settings.model_dump(exclude_none=True))
+    comments = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
+    return comments + tomli_w.dumps(settings.model_dump(exclude_none=True))
 
 
 def is_expected(protocol: Protocol) -> bool:

@@ -401,7 +401,7 @@ def recover(path: Path) -> None:
 
 def recover_in(folder: Path) -> None:
     """:func:`recover` all files and folders of a folder."""
-    for name in {found["name"] for found in map(_temporary, _listed(folder)) if found}:
+    for name in {temporary["name"] for temporary in map(_temporary, _listed(folder)) if temporary}:
         recover(folder / name)
 
 

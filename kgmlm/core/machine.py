@@ -40,8 +40,8 @@ def fast_bf16() -> bool:
             raise ConfigError(f"{BF16} takes 0 or 1, not '{given}'")
         return given == "1"
 
-    found = torch.cpu.get_capabilities()
-    units = any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    units = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return units and _bf16_gain() > GAIN
 
 
@@ -165,11 +165,11 @@ def memory(root: Path = Path("/")) -> Memory | None:
         lines = (root / "proc/meminfo").read_text().splitlines()
         kib = {name: int(rest.split()[0]) for name, rest in (line.split(":", 1) for line in lines)}
         swap = 1024 * kib["SwapTotal"]
-        found = [Memory(1024 * kib["MemTotal"] + swap, 1024 * (kib["MemAvailable"] + kib["SwapFree"]))]
+        bounds = [Memory(1024 * kib["MemTotal"] + swap, 1024 * (kib["MemAvailable"] + kib["SwapFree"]))]
     except (OSError, ValueError, KeyError, IndexError):
         return _installed_memory()
-    found += _of_groups(root, swap)
-    return Memory(min(x.total for x in found), min(x.free for x in found))
+    bounds += _of_groups(root, swap)
+    return Memory(min(x.total for x in bounds), min(x.free for x in bounds))
 
 
 def _installed_memory() -> Memory | None:

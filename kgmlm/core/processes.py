@@ -168,9 +168,9 @@ class _Joined(ProcessGroup):
         most = max(int(size) for size in sizes)
         padded = torch.zeros(most, dtype=torch.uint8)
         padded[: len(mine)] = mine
-        found = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
-        self._wait(lambda: all_gather(found, padded, group=self.group, async_op=True))
-        return [pickle.loads(part[:n].numpy().data) for part, n in zip(found, sizes, strict=True)]
+        parts = [torch.zeros(most, dtype=torch.uint8) for _ in range(self.size)]
+        self._wait(lambda: all_gather(parts, padded, group=self.group, async_op=True))
+        return [pickle.loads(part[:n].numpy().data) for part, n in zip(parts, sizes, strict=True)]
 
     def _wait(self, begin: Any) -> None:
         """Wait for an exchange in such a way that Python's signal handlers run meanwhile."""

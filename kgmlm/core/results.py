@@ -44,9 +44,9 @@ class Outcome(dict[str, Any], Result):
         return pd.DataFrame({"value": pd.Series(self.single, dtype=object)})
 
     def __repr__(self) -> str:
-        told = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value!r:.60}"
+        shown = (f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value!r:.60}"
                 for key, value in self.single.items())  # fmt: skip
-        return f"<{', '.join(told) or ', '.join(self)}>"
+        return f"<{', '.join(shown) or ', '.join(self)}>"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{super()._repr_html_()}"

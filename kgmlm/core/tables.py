@@ -36,13 +36,13 @@ def find_table(folder: Path, stem: str) -> Path | None:
     Raises:
         DataError: when two files claim the same table, or it is no file.
     """
-    found = [p for s in SUFFIXES if os.path.lexists(p := folder / f"{stem}{s}")]
-    if len(found) > 1:
-        raise DataError(f"{folder} has both {found[0].name} and {found[1].name}; keep one")
-    if found and not found[0].is_file():
-        broken = found[0].is_symlink() and not found[0].exists()
-        raise DataError(f"{found[0]} is {'a link to nothing' if broken else 'no file'}")
-    return found[0] if found else None
+    files = [p for s in SUFFIXES if os.path.lexists(p := folder / f"{stem}{s}")]
+    if len(files) > 1:
+        raise DataError(f"{folder} has both {files[0].name} and {files[1].name}; keep one")
+    if files and not files[0].is_file():
+        broken = files[0].is_symlink() and not files[0].exists()
+        raise DataError(f"{files[0]} is {'a link to nothing' if broken else 'no file'}")
+    return files[0] if files else None
 
 
 class CsvFile:
@@ -107,10 +107,10 @@ class _CsvLines:
                 )
             if not unfinished or len(self.open) == _SPANNED:
                 self.open.clear()
-        found, unfinished = _csv_fields(line)
+        cells, unfinished = _csv_fields(line)
         if unfinished and not self.open:
             self.began, self.open = number, [line]
-        return line.split(",") if found is None else found
+        return line.split(",") if cells is None else cells
 
 
 def parse_lines(
@@ -188,8 +188,8 @@ def wrong_count(fields: Sequence[str], expected: int, separator: str) -> str:
     line = separator.join(fields)
     if separator == "," and _csv_fields(line)[1]:
         return "a quoted field does not end in this line; write it on one line"
-    found = f"found {len(fields)}" if len(fields) > 1 else f"found no {kind}"
-    message = f"expected {expected} {kind}-separated columns, {found}"
+    counted_cells = f"found {len(fields)}" if len(fields) > 1 else f"found no {kind}"
+    message = f"expected {expected} {kind}-separated columns, {counted_cells}"
     for other, name in _SEPARATORS.items():
         count = line.count(other)
         if other != separator and (count == expected - 1 or (len(fields) == 1 and count >= expected - 1)):
@@ -566,14 +566,14 @@ def _check_columns(
     Raises:
         DataError: when one is missing, or there twice: which of the two was meant?
     """
-    there = [name for name in header if name in required or name in optional]
-    for name in there:
-        if there.count(name) > 1:
+    known = [name for name in header if name in required or name in optional]
+    for name in known:
+        if known.count(name) > 1:
             raise DataError(f"{path}: the column '{name}' is there twice; keep one")
     for name in required:
-        if name not in there:
+        if name not in known:
             raise DataError(f"{path}: column '{name}' is missing (it has: {', '.join(header)})")
-    return there
+    return known
 
 
 def _lines(path: Path, data: bytes | pa.Table) -> Iterator[tuple[int, list[str]]]:
@@ -643,16 +643,16 @@ def read_texts(path: Path, required: Sequence[str], optional: Sequence[str], tak
     header = next(_lines(path, data), (0, []))[1]
     if not header:
         raise DataError(f"{path} is empty; its first line must name the columns: {', '.join(required)}")
-    there = _check_columns(path, header, required, optional)
+    columns = _check_columns(path, header, required, optional)
     if isinstance(data, bytes):
-        found = _plain(data, separator_of(path), header, pa.large_string(), wanted=there, header=True)
+        table = _plain(data, separator_of(path), header, pa.large_string(), wanted=columns, header=True)
     else:
-        found = pa.table({c: pc.fill_null(data.column(c), "") for c in there})
-    if found is None or pc.any(pc.equal(found.column("label"), "")).as_py():
-        found = _strictly(path, data, header, there)
-    _check_labels(path, data, found.column("label"), taken)
-    empty = pa.chunked_array([pa.nulls(len(found), pa.large_string()).fill_null("")])
-    return pa.table({c: found.column(c) if c in there else empty for c in (*required, *optional)})
+        table = pa.table({c: pc.fill_null(data.column(c), "") for c in columns})
+    if table is None or pc.any(pc.equal(table.column("label"), "")).as_py():
+        table = _strictly(path, data, header, columns)
+    _check_labels(path, data, table.column("label"), taken)
+    empty = pa.chunked_array([pa.nulls(len(table), pa.large_string()).fill_null("")])
+    return pa.table({c: table.column(c) if c in columns else empty for c in (*required, *optional)})
 
 
 def _strictly(path: Path, data: bytes | pa.Table, header: list[str], wanted: Sequence[str]) -> pa.Table:
@@ -681,9 +681,9 @@ def _check_labels(path: Path, data: bytes | pa.Table, labels: pa.ChunkedArray, t
             if label in seen:
                 raise DataError(f"{path}:{number}: label '{label}' stands already on line {seen[label]}")
             seen[label] = number
-    if taken is not None and (found := pc.index(pc.is_in(labels, taken), True).as_py()) >= 0:
-        number = next(islice(_lines(path, data), found + 1, None))[0]
-        raise DataError(f"{path}:{number}: label '{labels[found]}' exists in the graph already")
+    if taken is not None and (taken_at := pc.index(pc.is_in(labels, taken), True).as_py()) >= 0:
+        number = next(islice(_lines(path, data), taken_at + 1, None))[0]
+        raise DataError(f"{path}:{number}: label '{labels[taken_at]}' exists in the graph already")
 
 
 def write_table(path: Path, table: pa.Table, *, header: bool = True) -> None:

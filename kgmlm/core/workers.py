@@ -158,8 +158,8 @@ def made_here(
 ) -> Generator[T]:
     """Make pieces in this process; the processes that share the work make some each, and all get all."""
     make = work.begin(watch)
-    found = [make(number, advance) for number in numbers]
-    for of_one in sharing().gathered(found):
+    pieces = [make(number, advance) for number in numbers]
+    for of_one in sharing().gathered(pieces):
         yield from of_one
 
 
@@ -191,9 +191,9 @@ def made_on_ray(
     with redirect_stdout(sys.stderr), _cluster(address, count):
         crew = _Actors(work.sent(), numbers, count, watch)
         try:
-            for number, found in crew.made():
+            for number, piece in crew.made():
                 advance(work.size(number))
-                yield found
+                yield piece
         finally:
             crew.dismiss()
 
@@ -240,18 +240,18 @@ class _Actors(Generic[T]):
         """Numbers of pieces, and what they come to, as they are made."""
         import ray
 
-        told = False
+        is_warned = False
         most = len(self.busy) + 1
         while self.left:
-            done, _ = ray.wait(list(self.busy), timeout=None if told else SLOW)
+            done, _ = ray.wait(list(self.busy), timeout=None if is_warned else SLOW)
             if not done:
-                if not told and all(number is None for _, number in self.busy.values()):
+                if not is_warned and all(number is None for _, number in self.busy.values()):
                     self.watch.tell("no worker has begun yet; perhaps the cluster has no CPU or GPU left")
-                    told = True
+                    is_warned = True
                 continue
             worker, number = self.busy.pop(done[0])
             try:
-                found = ray.get(done[0])
+                piece = ray.get(done[0])
             except ray.exceptions.RayTaskError as error:
                 raise _cause(error) from None
             except ray.exceptions.RayError as error:
@@ -260,7 +260,7 @@ class _Actors(Generic[T]):
             self._occupy(worker)
             if number is not None:
                 self.left, self.lost = self.left - 1, 0
-                yield number, found
+                yield number, piece
 
     def dismiss(self) -> None:
         """End all workers, whatever they do."""

@@ -79,8 +79,8 @@ class Check:
     @property
     def mismatches(self) -> Mapping[str, Mapping[str, int]]:
         """Counts that differ from those of the dataset's card: what the card says, and what was found."""
-        found: Mapping[str, Mapping[str, int]] = self.values.get("mismatches", {})
-        return found
+        mismatches: Mapping[str, Mapping[str, int]] = self.values.get("mismatches", {})
+        return mismatches
 
     def __repr__(self) -> str:
         name, entities = self.values["dataset"], self.values["entities"]
@@ -141,9 +141,9 @@ class Shown:
         triples, more = [" | ".join(row) for row in self.named], len(self.triples) - SHOWN
         triples += [f"and {more:,} more"] if more > 0 else []
         if (of := self.entity) is not None:
-            found = {"entity": of.surface, "name": of.name, "label": of.label, "description": of.description,
+            shown = {"entity": of.surface, "name": of.name, "label": of.label, "description": of.description,
                      "types": ", ".join(of.types)}  # fmt: skip
-            return {key: [value] for key, value in found.items() if value} | {"training": triples}
+            return {key: [value] for key, value in shown.items() if value} | {"training": triples}
         lines = {"dataset": [self.name]}
         if self.card is not None:
             counts = self.card.counts.model_dump()
@@ -194,7 +194,7 @@ def prepare(name: str, options: ProgressOptions) -> Mapping[str, Sequence[Path]]
             "checks it"
         )
         return {}
-    found: dict[str, Sequence[Path]] = {}
+    files: dict[str, Sequence[Path]] = {}
     for each in [x for x in card_names() if not read_card(x).large] if name == "all" else [name]:
         paths = []
         for source in read_card(each).source:
@@ -203,8 +203,8 @@ def prepare(name: str, options: ProgressOptions) -> Mapping[str, Sequence[Path]]
             unverified = "" if source.sha256 else ", unverified: nobody has published its checksum"
             watch.tell(f"{each}: {source.path} is at {paths[-1]}{unverified}")
         watch.tell(f"{each}: ready")
-        found[each] = tuple(paths)
-    return found
+        files[each] = tuple(paths)
+    return files
 
 
 @takes(CheckOptions)
@@ -265,15 +265,15 @@ def show(dataset: Dataset, options: ShowOptions) -> Shown:
         QueryError: for an unknown or ambiguous entity.
     """
     graph = load_graph(dataset, skip_header=options.skip_header)
-    train, found = graph.splits["train"], None
+    train, shown_entity = graph.splits["train"], None
     if options.entity is None:
         triples = train[:5]
     else:
         at = Resolver(graph).entity(options.entity)
-        found, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
+        shown_entity, triples = graph.entities[at], train[(train[:, [0, 2]] == at).any(1)]
     relations = {r.label: r.name for r in graph.relations}
     labeled, named = tuple(graph.labeled(triples)), tuple(graph.named(triples[:SHOWN]))
-    return Shown(graph.name, _card_of(dataset), relations, found, labeled, named)
+    return Shown(graph.name, _card_of(dataset), relations, shown_entity, labeled, named)
 
 
 def list() -> Cards:

@@ -127,7 +127,7 @@ def compare_ranks(
         DataError: as :func:`paired` says.
     """
     joined = paired(a, b)
-    found = []
+    differences = []
     for side in sides:
         if side not in SIDES:
             raise DataError(f"a side is {', '.join(SIDES)}, not '{side}'")
@@ -139,8 +139,8 @@ def compare_ranks(
         for metric, values in of_a.items():
             low, high, p = _chance(_by_triple(of_b[metric] - values, triple_B), len(table), draws, seed)
             means = float(values.mean()), float(of_b[metric].mean())
-            found.append(Difference(metric, side, *means, low, high, p))
-    return found
+            differences.append(Difference(metric, side, *means, low, high, p))
+    return differences
 
 
 def differences_json(differences: Sequence[Difference], queries: int) -> dict[str, Any]:
@@ -172,8 +172,10 @@ def compare(a: Run | str | Path, options: CompareOptions) -> Comparison:
         weights = scores_digest(at)
         if path.is_dir() and weights and weights != open_folder(path).scores_digest:
             watch.tell(f"{at} has ranks of {path} as it was before; `kgmlm evaluate` makes them again")
-    found = compare_ranks(one, other, sides=("tail", "head", "both"), draws=options.draws, seed=options.seed)
-    return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(found))
+    differences = compare_ranks(
+        one, other, sides=("tail", "head", "both"), draws=options.draws, seed=options.seed
+    )
+    return Comparison(str(paths[0]), str(paths[1]), len(one), tuple(differences))
 
 
 @dataclass(frozen=True)
@@ -192,9 +194,9 @@ class Comparison(Result):
     differences: tuple[Difference, ...]
 
     def __repr__(self) -> str:
-        found = next(x for x in self.differences if (x.side, x.metric) == ("both", "mrr"))
-        interval = f"{found.low:+.4f} to {found.high:+.4f}"
-        return f"<{self.b} minus {self.a}: MRR {found.difference:+.4f} ({interval})>"
+        mrr = next(x for x in self.differences if (x.side, x.metric) == ("both", "mrr"))
+        interval = f"{mrr.low:+.4f} to {mrr.high:+.4f}"
+        return f"<{self.b} minus {self.a}: MRR {mrr.difference:+.4f} ({interval})>"
 
     def as_json(self) -> dict[str, Any]:
         """The object that ``kgmlm compare --json`` prints."""

@@ -170,8 +170,8 @@ class Report(Result):
     @property
     def metrics(self) -> Mapping[str, float]:
         """``mrr``, and all metrics under PyKEEN's names, such as ``both.realistic.hits_at_10``."""
-        found: Mapping[str, float] = self.values["metrics"]
-        return found
+        metrics: Mapping[str, float] = self.values["metrics"]
+        return metrics
 
     def to_frame(self) -> pd.DataFrame:
         """MRR, Hits@1, 3, 10 and MR of tails, heads and both, and the number of ranks."""
@@ -197,8 +197,8 @@ class Report(Result):
         files.write_json(files.as_path(path, "the output"), dict(self.values), follow=True)
 
     def __repr__(self) -> str:
-        found = self.values
-        return f"<{found['dataset']} {found['split']}: MRR {self.metrics.get('mrr', float('nan')):.4f}>"
+        values = self.values
+        return f"<{values['dataset']} {values['split']}: MRR {self.metrics.get('mrr', float('nan')):.4f}>"
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(repr(self))}</p>{super()._repr_html_()}"
@@ -217,7 +217,7 @@ def evaluate(run: Run | str | Path, options: EvaluateOptions) -> Report:
     Example:
         >>> kgmlm.evaluate("runs/demo", split="valid", max_triples=500).metrics["mrr"]  # doctest: +SKIP
     """
-    asked = _Asked.of(run, options)
+    asked = _Request.of(run, options)
     world, watch = join(options.device), watcher_of(options.progress)
     to, kept = path_if(options.output, "the output"), path_if(options.ranks, "ranks")
     for path in (to, kept):
@@ -252,7 +252,7 @@ def evaluate(run: Run | str | Path, options: EvaluateOptions) -> Report:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """What an evaluation's options ask for.
 
     Attributes:
@@ -268,7 +268,7 @@ class _Asked:
     by_relation: bool
 
     @classmethod
-    def of(cls, run: Run | str | Path, options: EvaluateOptions) -> _Asked:
+    def of(cls, run: Run | str | Path, options: EvaluateOptions) -> _Request:
         """Read the options, and refuse those that do not go together.
 
         Raises:
@@ -323,7 +323,7 @@ def _evaluate(
     run: RunFolder,
     scope: Scope,
     work: EvaluationWork,
-    asked: _Asked,
+    asked: _Request,
     watch: Watcher,
     world: ProcessGroup,
 ) -> tuple[OpenedRun, Evaluation]:
@@ -381,7 +381,9 @@ def whole_report(
         "signals": {k: v for k, v in run.record.get("signals", {}).items() if k in counting},
         "chosen_by": dict(opened.folder.tuned.by) if len(counting) > 1 or ranker.reranks else None,
         **{
-            name: {"k": use.k, "weight": use.weight} if (use := ranker.uses.get(name)) else None
+            name: {"k": stage_weight.k, "weight": stage_weight.weight}
+            if (stage_weight := ranker.stage_weights.get(name))
+            else None
             for name in SECOND
         },
         **({"types_from": _types_from(ranker)} if "types" in counting else {}),

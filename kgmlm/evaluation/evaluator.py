@@ -170,12 +170,12 @@ class Ranking:
         other_3b = None if self.other is None else self.other.ranks_3B[:, at]
         return Found(number, self.main.ranks_3B[:, at], other_3b, self.scores_B[at])
 
-    def fill(self, found: Found) -> None:
+    def fill(self, ranks: Found) -> None:
         """Take in what a piece has come to, wherever it was made."""
-        at, _ = self.task.groups.take(self._groups(found.number))
-        self.main.ranks_3B[:, at], self.scores_B[at] = found.ranks_3b, found.scores_b
-        if self.other is not None and found.other_3b is not None:
-            self.other.ranks_3B[:, at] = found.other_3b
+        at, _ = self.task.groups.take(self._groups(ranks.number))
+        self.main.ranks_3B[:, at], self.scores_B[at] = ranks.ranks_3b, ranks.scores_b
+        if self.other is not None and ranks.other_3b is not None:
+            self.other.ranks_3B[:, at] = ranks.other_3b
 
 
 def evaluate(
@@ -220,8 +220,8 @@ def evaluate(
     mine = world.share(sizes)
     total = int(sizes[mine].sum())
     work = Opened(sizes, ranking.maker(ranker, retrieval)) if sent is None else sent(ranking)
-    for found in crew.made(work, mine.tolist(), watch or Watcher(), lambda n: advance(n, total)):
-        ranking.fill(found)
+    for piece in crew.made(work, mine.tolist(), watch or Watcher(), lambda n: advance(n, total)):
+        ranking.fill(piece)
     seconds = round(time.monotonic() - started, 2)
     report = report_of(ranking, ranker, retrieval, by_relation, seconds, world.size * crew.count)
     scope, task = ranking.scope, ranking.task

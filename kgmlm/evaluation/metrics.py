@@ -245,9 +245,9 @@ def _binned(
     mass_K, predicted_K, observed_K = (
         np.bincount(at, weights * x, bins) for x in (np.ones_like(weights), probabilities, labels)
     )
-    there = mass_K > 0
-    mass_K = mass_K[there]
-    return Bins(predicted_K[there] / mass_K, observed_K[there] / mass_K, mass_K / mass_K.sum())
+    filled_K = mass_K > 0
+    mass_K = mass_K[filled_K]
+    return Bins(predicted_K[filled_K] / mass_K, observed_K[filled_K] / mass_K, mass_K / mass_K.sum())
 
 
 def brier(labels: BoolArray, probabilities: FloatArray, weights: FloatArray) -> float:
@@ -281,7 +281,7 @@ def measured(
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "positives": int(labels.sum()),
         "negatives": int((~labels).sum()),
         "accuracy": float(np.average((probabilities >= 0.5) == labels, weights=weights)),
@@ -290,13 +290,13 @@ def measured(
         "ece": binned(labels, probabilities, weights).error,
     }
     if labels.any() and not labels.all():
-        found["auc"] = float(roc_auc_score(labels, probabilities, sample_weight=weights))
+        figures["auc"] = float(roc_auc_score(labels, probabilities, sample_weight=weights))
         precision = average_precision_score(labels, probabilities, sample_weight=weights)
-        found["average_precision"] = float(precision)
+        figures["average_precision"] = float(precision)
     if draws:
         drawn = _bootstrap(labels, probabilities, weights, draws, seed)
-        found["ece_95"] = [float(x) for x in np.percentile(drawn, [2.5, 97.5])]
-    return found
+        figures["ece_95"] = [float(x) for x in np.percentile(drawn, [2.5, 97.5])]
+    return figures
 
 
 def _bootstrap(
@@ -358,10 +358,10 @@ def find_ranks(path: Path, split: str = "test") -> Path:
     """
     if path.is_file():
         return path
-    found = path / "ranks" / f"{files.safe_name(split)}.parquet"
-    if found.is_file():
-        return found
-    of_side = [one for side in ("tail", "head") if (one := found.with_suffix(f".{side}.parquet")).is_file()]
+    file = path / "ranks" / f"{files.safe_name(split)}.parquet"
+    if file.is_file():
+        return file
+    of_side = [one for side in ("tail", "head") if (one := file.with_suffix(f".{side}.parquet")).is_file()]
     if len(of_side) == 1:
         return of_side[0]
     if not path.exists():

@@ -151,7 +151,7 @@ def about_constraints(
     Args:
         member_N: which entities are candidates.
     """
-    found: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     step = max(1, MAX_SCORES // len(member_N))
     for constraint in possible.further:
         kept, forbidden = 0.0, 0
@@ -160,13 +160,13 @@ def about_constraints(
             allowed_bN = constraint.allowed(queries[part])
             kept += float((allowed_bN & member_N).sum()) / member_N.sum()
             forbidden += int((~allowed_bN[np.arange(len(allowed_bN)), answers[part]]).sum())
-        found[constraint.name] = {
+        about[constraint.name] = {
             "candidates_kept": kept / len(queries),
             "answers_forbidden": forbidden,
             "ranks": len(queries),
             **constraint.learned(),
         }
-    return found
+    return about
 
 
 def about_retrieval(

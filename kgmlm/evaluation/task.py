@@ -163,8 +163,8 @@ class Scope:
 
 def _among(labels: pa.ChunkedArray, others: pa.ChunkedArray) -> BoolArray:
     """Return which labels are among others."""
-    found: BoolArray = np.asarray(pc.is_in(labels, others.combine_chunks()), np.bool_)
-    return found
+    is_among: BoolArray = np.asarray(pc.is_in(labels, others.combine_chunks()), np.bool_)
+    return is_among
 
 
 def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
@@ -194,8 +194,8 @@ def held(
             )
         ]
         asked = np.stack(ids, axis=1).astype(np.int64)
-        there = np.flatnonzero((asked[:, list(columns)] >= 0).all(1))
-        held_T[there] |= _has(graph, split, asked[there], columns)
+        known_rows = np.flatnonzero((asked[:, list(columns)] >= 0).all(1))
+        held_T[known_rows] |= _has(graph, split, asked[known_rows], columns)
     return held_T
 
 
@@ -213,8 +213,8 @@ def _has(graph: KnowledgeGraph, split: str, triples: IntArray, columns: tuple[in
         for end in ends:
             key = key * count + some[:, end]
         keys.append(key)
-    found: BoolArray = np.isin(keys[0], keys[1])
-    return found
+    mask: BoolArray = np.isin(keys[0], keys[1])
+    return mask
 
 
 class Part(NamedTuple):

@@ -37,8 +37,8 @@ def words_of_value(value: str) -> str:
     if _NUMBER.fullmatch(value):
         plain = value.removeprefix("+")
         return plain.rstrip("0").rstrip(".") if "." in plain else plain
-    if found := _TIME.fullmatch(value):
-        year, month, day, _ = found.groups(default="")
+    if time := _TIME.fullmatch(value):
+        year, month, day, _ = time.groups(default="")
         return year + (month if month != "-00" else "") + (day if month != "-00" and day != "-00" else "")
     return value
 
@@ -52,10 +52,10 @@ def _tokens(text: str) -> int:
     return len(_TOKEN.findall(text))
 
 
-def said(attributes: Iterable[tuple[str, str]]) -> str:
+def attribute_text(attributes: Iterable[tuple[str, str]]) -> str:
     """Attributes and values of an entity in words, as many as :data:`TOKENS` have room for.
 
-    >>> said([("founded_in", "1998"), ("employees", "+250")])
+    >>> attribute_text([("founded_in", "1998"), ("employees", "+250")])
     'founded in 1998; employees 250'
     """
     parts, left = list[str](), TOKENS
@@ -73,7 +73,7 @@ def read_attributes(path: Path) -> dict[str, list[tuple[str, str]]]:
     Raises:
         DataError: for a table without these columns, or an empty cell.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    values: dict[str, list[tuple[str, str]]] = {}
 
     def check(header: Sequence[str]) -> None:
         if missing := [name for name in COLUMNS if name not in header]:
@@ -82,8 +82,8 @@ def read_attributes(path: Path) -> dict[str, list[tuple[str, str]]]:
     for where, row in named_rows(path, ", ".join(COLUMNS), check):
         if empty := [name for name in COLUMNS if not row[name].strip()]:
             raise DataError(f"{where}: the {empty[0]} is empty")
-        found.setdefault(row["entity"], []).append((row["attribute"], row["value"]))
-    return found
+        values.setdefault(row["entity"], []).append((row["attribute"], row["value"]))
+    return values
 
 
 def described(entities: EntityTable, attributes: Mapping[str, list[tuple[str, str]]]) -> EntityTable:
@@ -101,7 +101,7 @@ def described(entities: EntityTable, attributes: Mapping[str, list[tuple[str, st
     new = []
     for row, of in rows:
         before = old[row].as_py()
-        new.append(". ".join(text for text in (said(of), before) if text))
+        new.append(". ".join(text for text in (attribute_text(of), before) if text))
     mask = np.zeros(len(entities), np.bool_)
     mask[[row for row, _ in rows]] = True
     order = np.argsort([row for row, _ in rows])

@@ -218,8 +218,8 @@ def address_of(given: object) -> str | None:
     >>> address_of("https://example.org/a.ttl"), address_of("a.ttl")
     ('https://example.org/a.ttl', None)
     """
-    found = re.fullmatch(r"(https?):/+(.+)", str(given))  # a path has lost a slash
-    return f"{found[1]}://{found[2]}" if found else None
+    address = re.fullmatch(r"(https?):/+(.+)", str(given))  # a path has lost a slash
+    return f"{address[1]}://{address[2]}" if address else None
 
 
 def downloaded(address: str, watch: Watcher) -> Path:
@@ -299,8 +299,8 @@ class Sources:
         try:
             with csv.open_csv(data, read, parse, convert) as lines:
                 for batch in lines:
-                    found = pc.extract_regex(batch.column(0), pattern)
-                    batches.append(pa.RecordBatch.from_struct_array(found.filter(pc.is_valid(found))))
+                    groups = pc.extract_regex(batch.column(0), pattern)
+                    batches.append(pa.RecordBatch.from_struct_array(groups.filter(pc.is_valid(groups))))
         except (OSError, pa.ArrowException) as error:
             why = first_line(error)
             raise DataError(f"{self.path(name)} cannot be read: {why}") from None

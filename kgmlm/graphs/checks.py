@@ -85,9 +85,9 @@ class _Pairs:
         wanted = self.of(heads, tails)
         at = np.minimum(np.searchsorted(self.pairs_P, wanted), len(self.pairs_P) - 1)
         keys = at * self.relations + relations
-        found = self.keys_T[np.minimum(np.searchsorted(self.keys_T, keys), len(self.keys_T) - 1)] == keys
-        there: BoolArray = (self.pairs_P[at] == wanted) & found
-        return there
+        mask = self.keys_T[np.minimum(np.searchsorted(self.keys_T, keys), len(self.keys_T) - 1)] == keys
+        mask_at: BoolArray = (self.pairs_P[at] == wanted) & mask
+        return mask_at
 
     def shared(self, *, inverse: bool) -> tuple[IntArray, IntArray, IntArray]:
         """Relations ``r <= s``, and how many (head, tail) pairs of r are pairs of s (inverse: turned).
@@ -100,21 +100,21 @@ class _Pairs:
         within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         r, s = self.relation_T[rows], self.relation_T[first[rows] + within]
         kept = r <= s if inverse else r < s
-        keys, found = np.unique(r[kept] * self.relations + s[kept], return_counts=True)
-        return *np.divmod(keys, self.relations), found
+        keys, count_of_pairs = np.unique(r[kept] * self.relations + s[kept], return_counts=True)
+        return *np.divmod(keys, self.relations), count_of_pairs
 
 
 def overlaps(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, list[dict[str, Any]]]:
     """Pairs of relations of which one repeats the other's training pairs, forwards or backwards."""
-    found: dict[str, list[dict[str, Any]]] = {"inverse": [], "duplicate": []}
+    overlaps: dict[str, list[dict[str, Any]]] = {"inverse": [], "duplicate": []}
     sizes = np.bincount(pairs.relation_T, minlength=len(graph.relations))
-    for kind, rows in found.items():
+    for kind, rows in overlaps.items():
         for r, other, count in zip(*pairs.shared(inverse=kind == "inverse"), strict=True):
             share = count / min(sizes[r], sizes[other])
             if share >= OVERLAP and count > 1:
                 names = [graph.relations[i].label for i in (r, other)]
                 rows.append({"relations": names, "pairs": int(count), "share": round(float(share), 3)})
-    return found
+    return overlaps
 
 
 def leakage(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, dict[str, int]]:
@@ -135,21 +135,21 @@ def leakage(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, dict[str, int]]:
     return report
 
 
-def _list(found: list[Any], count: int | None = None) -> dict[str, Any]:
-    return {"count": len(found) if count is None else count, "examples": found[:LISTED]}
+def _list(items: list[Any], count: int | None = None) -> dict[str, Any]:
+    return {"count": len(items) if count is None else count, "examples": items[:LISTED]}
 
 
 def _twins(groups: Iterable[pa.Array], key: Callable[[pa.Array], pa.Array]) -> list[list[str]]:
     """Different texts of the same group that have the same key, each set of them once, in order."""
-    found: dict[tuple[str, ...], None] = {}
+    same_ends: dict[tuple[str, ...], None] = {}
     for texts in groups:
         codes = name_groups(pa.chunked_array([key(texts)]))
         twins = np.flatnonzero((np.bincount(codes) > 1)[codes]) if len(codes) else codes
         same: dict[int, list[str]] = {}
         for code, text in zip(codes[twins].tolist(), texts.take(pa.array(twins)).to_pylist(), strict=True):
             same.setdefault(code, []).append(text)
-        found |= dict.fromkeys(tuple(sorted(of_key)) for of_key in same.values())
-    return [list(same) for same in found]
+        same_ends |= dict.fromkeys(tuple(sorted(of_key)) for of_key in same.values())
+    return [list(same) for same in same_ends]
 
 
 def _nfc(texts: pa.Array) -> pa.Array:
@@ -231,8 +231,8 @@ def _longest(names: pa.ChunkedArray, count: int = 5) -> list[str]:
     """The names of the most words."""
     table = pa.table({"words": pc.count_substring_regex(names, r"\S+"), "name": names})
     keys = [("words", "descending"), ("name", "ascending")]
-    found: list[str] = table.take(pc.select_k_unstable(table, count, keys)).column("name").to_pylist()
-    return found
+    longest: list[str] = table.take(pc.select_k_unstable(table, count, keys)).column("name").to_pylist()
+    return longest
 
 
 def _unseen_relations(graph: KnowledgeGraph) -> IntArray:
@@ -373,12 +373,12 @@ def linked(graph: KnowledgeGraph, pairs: _Pairs) -> dict[str, int]:
     """Return how many triples of each split link two entities that another training triple links, by any
     relation in either direction; self-loops are left out.
     """
-    found = {}
+    shares = {}
     for split, triples in graph.splits.items():
         h, r, t = triples[triples[:, 0] != triples[:, 2]].T
         others = pairs.held(h, t)[0] + pairs.held(t, h)[0] - pairs.has(h, r, t)
-        found[split] = int((others > 0).sum())
-    return found
+        shares[split] = int((others > 0).sum())
+    return shares
 
 
 def _pairs(values: dict[str, Any]) -> str:
@@ -390,10 +390,10 @@ def _listed(items: list[str], most: int = 5) -> list[str]:
     return [*items[:most], *more] or ["none"]
 
 
-def _examples(found: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
+def _examples(listed: dict[str, Any], say: Callable[[Any], str], of: int | None = None) -> list[str]:
     """A line with the first of what is counted, none where nothing is."""
-    shown = [say(x) for x in found["examples"][:5]]
-    more = len(found["examples"]) - len(shown)
+    shown = [say(x) for x in listed["examples"][:5]]
+    more = len(listed["examples"]) - len(shown)
     rest = [f"and {of - len(shown):,} more" if of is not None else "and others"] if more > 0 else []
     return [f"such as {', '.join([*shown, *rest])}"] if shown else []
 
@@ -473,9 +473,9 @@ def lines_of(report: Mapping[str, Any]) -> dict[str, list[str]]:
         **{f"{split} triples in training": [_pairs(counts)] for split, counts in report["leakage"].items()},
         **{
             f"{kind} relations": _listed(
-                [f"{' / '.join(o['relations'])} ({o['pairs']:,} pairs, {o['share']:.0%})" for o in found]
+                [f"{' / '.join(o['relations'])} ({o['pairs']:,} pairs, {o['share']:.0%})" for o in pairs]
             )
-            for kind, found in report["overlapping_relations"].items()
+            for kind, pairs in report["overlapping_relations"].items()
         },
         "triples of linked pairs": [_about_linked(report)],
         "longest names": _listed(report["longest_names"][:3]),

@@ -48,12 +48,12 @@ PARTS_OF_SPEECH = {"NN": "noun", "VB": "verb", "JJ": "adjective", "RB": "adverb"
 
 
 def _mapping(data: bytes, origin: str) -> dict[str, str]:
-    found = {}
+    mapping = {}
     for number, fields in tables.parse_lines(data, origin):
         if len(fields) != 2:
             raise DataError(f"{origin}:{number}: expected 2 columns, found {len(fields)}")
-        found[fields[0]] = fields[1]
-    return found
+        mapping[fields[0]] = fields[1]
+    return mapping
 
 
 def _indexed(sources: Sources, role: str) -> dict[str, str]:
@@ -147,10 +147,10 @@ def read_freebase(sources: Sources) -> TextColumns:
 def read_wikidata5m(sources: Sources) -> TextColumns:
     """The first alias of Wikidata's entities and relations, and how their Wikipedia articles begin."""
     named = sources.columns("entities", {"label": r"Q\d+", "name": r"[^\t]*"})
-    told = sources.columns("descriptions", {"label": r"Q\d+", "description": f".{{0,{_BEGINNING}}}"})
+    described = sources.columns("descriptions", {"label": r"Q\d+", "description": f".{{0,{_BEGINNING}}}"})
     labels, names = (named.column(c).combine_chunks() for c in ("label", "name"))
-    rows = pc.index_in(labels, told.column("label").combine_chunks())
-    descriptions = pc.fill_null(told.column("description").take(rows), "")
+    rows = pc.index_in(labels, described.column("label").combine_chunks())
+    descriptions = pc.fill_null(described.column("description").take(rows), "")
     empty = pa.repeat(pa.scalar("", pa.large_string()), len(labels))
     columns = {"label": labels, "name": names, "description": descriptions, "surface": empty}
     relations = sources.columns("relations", {"label": r"P\d+", "name": r"[^\t]*"})

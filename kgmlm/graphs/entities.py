@@ -66,14 +66,14 @@ def folded(text: str) -> str:
     return " ".join(text.casefold().replace("_", " ").split())
 
 
-def by_python(found: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
+def by_python(results: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
     """``found``, but for the odd ones of some texts, which a function of Python's changes."""
     chosen = texts.filter(odd)
     if not len(chosen):
-        return found
+        return results
     parts = [chosen.slice(start, _ODD) for start in range(0, len(chosen), _ODD)]
     changed = [text_array([change(x) for x in part.to_pylist()]).cast(texts.type) for part in parts]
-    return pc.replace_with_mask(found, odd, pa.concat_arrays(changed))
+    return pc.replace_with_mask(results, odd, pa.concat_arrays(changed))
 
 
 def split_cell(cell: str) -> tuple[str, ...]:
@@ -111,17 +111,17 @@ class Entity:
     aliases: tuple[str, ...] = ()
 
     @property
-    def told(self) -> str:
+    def model_description(self) -> str:
         """The description as the models read it; without one the first aliases."""
-        return self.description or _told(self.aliases)
+        return self.description or _alias_text(self.aliases)
 
 
-def _told(aliases: Sequence[str]) -> str:
+def _alias_text(aliases: Sequence[str]) -> str:
     """Aliases as words of a description.
 
     Before descriptions they were no gain (eval/LOG.md).
 
-    >>> _told(("Big Apple", "NYC")), _told(())
+    >>> _alias_text(("Big Apple", "NYC")), _alias_text(())
     ('also Big Apple, NYC', '')
     """
     return f"also {', '.join(aliases[:TOLD])}" if aliases else ""
@@ -227,14 +227,14 @@ class EntityTable:
 
     def rows_in(self, other: EntityTable) -> IntArray:
         """Find each entity in another table, by label and by what models read; -1 where it is not there."""
-        found = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
-        rows_N: IntArray = pc.fill_null(found, -1).to_numpy().astype(np.int64)
-        columns = [(x.table.column("surface"), x.told) for x in (self, other)]
+        rows = pc.index_in(self.table.column("label"), other.table.column("label").combine_chunks())
+        rows_N: IntArray = pc.fill_null(rows, -1).to_numpy().astype(np.int64)
+        columns = [(x.table.column("surface"), x.model_descriptions) for x in (self, other)]
         for mine, theirs in zip(*columns, strict=True):
-            there = np.flatnonzero(rows_N >= 0)
-            mine, theirs = mine.take(pa.array(there)), theirs.take(pa.array(rows_N[there]))
+            known_rows = np.flatnonzero(rows_N >= 0)
+            mine, theirs = mine.take(pa.array(known_rows)), theirs.take(pa.array(rows_N[known_rows]))
             same = pc.equal(mine, theirs).to_numpy()
-            rows_N[there[~same]] = -1
+            rows_N[known_rows[~same]] = -1
         return rows_N
 
     def take(self, ids: IntArray) -> EntityTable:
@@ -272,16 +272,16 @@ class EntityTable:
         return pc.split_pattern(self.table.column(ALIASES).combine_chunks(), "|")
 
     @cached_property
-    def told(self) -> pa.ChunkedArray:
+    def model_descriptions(self) -> pa.ChunkedArray:
         """Descriptions as the models read them; without one the first aliases."""
         description = self.table.column("description")
         if ALIASES not in self.table.column_names:
             return description
         cells = self.table.column(ALIASES).combine_chunks()
         having = pc.and_(pc.not_equal(cells, ""), pc.equal(description.combine_chunks(), ""))
-        told = text_array([_told(split_cell(cell)) for cell in cells.filter(having).to_pylist()])
-        told = told.cast(description.type)
-        return pa.chunked_array([pc.replace_with_mask(description.combine_chunks(), having, told)])
+        texts = text_array([_alias_text(split_cell(cell)) for cell in cells.filter(having).to_pylist()])
+        texts = texts.cast(description.type)
+        return pa.chunked_array([pc.replace_with_mask(description.combine_chunks(), having, texts)])
 
     def column(self, name: TextColumn) -> list[str]:
         """One column as a list of N strings."""
@@ -300,13 +300,13 @@ class EntityTable:
         place = bisect_left(range(len(labels)), sought, key=lambda i: _utf8(labels[i]))
         if place < len(labels) and _utf8(labels[place]) == sought:  # datasets have their labels in order
             return place
-        found = int(pc.index(labels, text_scalar(label)).as_py())
-        return found if found >= 0 else None
+        row = int(pc.index(labels, text_scalar(label)).as_py())
+        return row if row >= 0 else None
 
 
 def _utf8(text: pa.Scalar) -> bytes:
-    found: bytes = text.as_buffer().to_pybytes()
-    return found
+    data: bytes = text.as_buffer().to_pybytes()
+    return data
 
 
 def text_array(texts: Sequence[str]) -> pa.LargeStringArray:

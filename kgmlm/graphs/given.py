@@ -243,13 +243,13 @@ def texts_by_label(given: Any, what: str) -> dict[str, str]:
         return {}
     if not hasattr(given, "items"):
         raise DataError(f"{what} are a mapping from label to text, not {type(given).__name__}")
-    found = {label: text for label, text in given.items() if not is_missing(text)}
-    for label, text in found.items():
+    texts = {label: text for label, text in given.items() if not is_missing(text)}
+    for label, text in texts.items():
         if not isinstance(label, str):
             raise DataError(f"{what}: {label!r:.80} is no label; a Series is indexed by label")
         if not isinstance(text, str):
             raise DataError(f"{what}: '{label}' has {text!r:.80}, which is no text")
-    return found
+    return texts
 
 
 def labeled_entities(frame: pd.DataFrame) -> EntityTable:

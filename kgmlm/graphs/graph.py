@@ -154,11 +154,11 @@ class KnowledgeGraph:
             texts.descriptions = texts_by_label(descriptions, "descriptions")
         graph = build_graph(name, splits, texts, extra_entities=extra, negatives=negatives)
         graph = replace(graph, unread=unread)
-        told = dict[str, list[tuple[str, str]]]()
+        by_entity = dict[str, list[tuple[str, str]]]()
         for entity, attribute, value in attributes:
-            told.setdefault(entity, []).append((attribute, value))
-        if told:
-            graph = replace(graph, entities=described(graph.entities, told))
+            by_entity.setdefault(entity, []).append((attribute, value))
+        if by_entity:
+            graph = replace(graph, entities=described(graph.entities, by_entity))
         return graph
 
     @classmethod
@@ -335,8 +335,8 @@ class Edge:
     other: int
 
 
-class Telling(NamedTuple):
-    """The training triples of an entity, the most telling first.
+class OrderedEdges(NamedTuple):
+    """The training triples of an entity, those of entities with few triples first.
 
     Attributes:
         relation_E: of each.
@@ -401,7 +401,7 @@ class ContextGraph:
             for r, is_tail, other in self.links.at(entity).tolist()
         ]
 
-    def telling(self, entity: int) -> Telling:
+    def ordered_edges(self, entity: int) -> OrderedEdges:
         """An entity's triples in the order of texts: neighbors of few triples before hubs; equal ones by
         text.
         """
@@ -418,15 +418,17 @@ class ContextGraph:
         ]
         place_E = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         ordered_E3 = rows_E3[place_E]
-        found = Telling(ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E)
+        ordered_edges = OrderedEdges(
+            ordered_E3[:, 0], ordered_E3[:, 1].astype(np.bool_), ordered_E3[:, 2], place_E
+        )
         if len(keys) >= HUB:
             if len(self._hubs) >= HUBS:
                 self._hubs.clear()
-            self._hubs[entity] = found
-        return found
+            self._hubs[entity] = ordered_edges
+        return ordered_edges
 
     @cached_property
-    def _hubs(self) -> dict[int, Telling]:
+    def _hubs(self) -> dict[int, OrderedEdges]:
         """The sorted triples of entities that have many of them."""
         return {}
 
@@ -496,12 +498,12 @@ def build_graph(
     if "train" not in splits:
         raise DataError(f"'{name}' has no training triples")
     texts = texts or TextColumns()
-    found = [
+    labeled = [
         (of, split, _coded(rows))
         for of, each in enumerate((splits, negatives or {}))
         for split, rows in each.items()
     ]
-    parts = [part for _, _, part in found]
+    parts = [part for _, _, part in labeled]
     if not isinstance(extra_entities, pa.ChunkedArray):
         extra_entities = pa.chunked_array([pa.array(extra_entities, pa.string())])
     ends = [column for part in parts for column in (part.column("head"), part.column("tail"))]
@@ -509,7 +511,7 @@ def build_graph(
     relation_labels, relation_ids = _numbered([part.column("relation") for part in parts])
     triples = [np.stack(x, axis=1) for x in zip(ids[:-1:2], relation_ids, ids[1:-1:2], strict=True)]
     by_split = [
-        {s: x for (of, s, _), x in zip(found, triples, strict=True) if of == which} for which in (0, 1)
+        {s: x for (of, s, _), x in zip(labeled, triples, strict=True) if of == which} for which in (0, 1)
     ]
     table = _named(labels, texts.table())
     relations = relation_labels.to_pylist()
@@ -571,8 +573,8 @@ def _too_large() -> DataError:
 def _named(labels: pa.Array, texts: pa.Table) -> pa.Table:
     """The texts of entities with these labels; where there are none, the name is the label as words."""
     rows = pc.index_in(labels, texts.column("label").combine_chunks())
-    found = {"label": pa.chunked_array([labels])}
+    columns = {"label": pa.chunked_array([labels])}
     for column in ("name", "description", "surface", *LISTS):
         if column in texts.column_names:
-            found[column] = pc.fill_null(texts.column(column).take(rows), "")
-    return completed(pa.table(found))
+            columns[column] = pc.fill_null(texts.column(column).take(rows), "")
+    return completed(pa.table(columns))

@@ -41,12 +41,12 @@ class Resolver:
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = defaultdict(list)
+        ids: dict[str, list[int]] = defaultdict(list)
         columns = zip(*(self.graph.entities.column(c) for c in ("name", "surface")), strict=True)
         for i, (name, surface) in enumerate(columns):
             for text in dict.fromkeys((folded(name), folded(surface))):
-                found[text].append(i)
-        return found
+                ids[text].append(i)
+        return ids
 
     @cached_property
     def _by_alias(self) -> tuple[pa.Array, IntArray]:
@@ -70,19 +70,19 @@ class Resolver:
         """
         self._asked += 1
         if len(self.graph.entities) < LARGE and self._asked > FEW_NAMES:
-            found = self._by_name.get(folded(text), [])
+            matches = self._by_name.get(folded(text), [])
         else:
             asked = text_scalar(folded(text))
             parts = [pc.indices_nonzero(pc.equal(column, asked)).to_pylist() for column in self._folded]
-            found = sorted({i for part in parts for i in part})
-        if not found and text.strip():
+            matches = sorted({i for part in parts for i in part})
+        if not matches and text.strip():
             aliases, entity_A = self._by_alias
             same = pc.equal(aliases, text_scalar(folded(text)).cast(aliases.type)).to_numpy(
                 zero_copy_only=False
             )
             return sorted({*entity_A[same].tolist()})
         entities = self.graph.entities
-        return _closest(text, {i: (entities[i].name, entities[i].surface) for i in found})
+        return _closest(text, {i: (entities[i].name, entities[i].surface) for i in matches})
 
     def entity(self, text: str) -> int:
         """Id of an entity by label, else by surface or name, else by alias, whatever the case.
@@ -326,8 +326,8 @@ def _closest(text: str, names: Mapping[int, Sequence[str]]) -> list[int]:
     same: list[Callable[[str], str]] = [lambda x: x, tidy, lambda x: tidy(x).casefold()]
     for form in same:
         asked = form(text)
-        if found := [i for i, of in names.items() if asked in map(form, of)]:
-            return found
+        if by_form := [i for i, of in names.items() if asked in map(form, of)]:
+            return by_form
     return list(names)
 
 

@@ -215,8 +215,8 @@ class Links:
     def answers(self, query: Query) -> IntArray:
         """The answers of a query."""
         rows = self.at(query.entity)
-        found: IntArray = rows[(rows[:, 0] == query.relation) & (rows[:, 1] == (query.target == "tail")), 2]
-        return found
+        ids: IntArray = rows[(rows[:, 0] == query.relation) & (rows[:, 1] == (query.target == "tail")), 2]
+        return ids
 
 
 def triple_keys(triples: IntArray, entities: int, relations: int) -> IntArray:
@@ -255,12 +255,12 @@ def distinct_triples(triples: IntArray) -> IntArray:
     if packed is None:
         return np.unique(triples, axis=0)
     keys, relations, entities = packed
-    found = np.empty((len(keys), 3), np.int64)
-    np.remainder(keys, entities, out=found[:, 2])
+    triples_T3 = np.empty((len(keys), 3), np.int64)
+    np.remainder(keys, entities, out=triples_T3[:, 2])
     keys //= entities
-    np.remainder(keys, relations, out=found[:, 1])
-    np.floor_divide(keys, relations, out=found[:, 0])
-    return found
+    np.remainder(keys, relations, out=triples_T3[:, 1])
+    np.floor_divide(keys, relations, out=triples_T3[:, 0])
+    return triples_T3
 
 
 def _packed(triples: IntArray) -> tuple[IntArray, int, int] | None:
@@ -324,19 +324,19 @@ def _answers_of(parts: Sequence[IntArray], entities: int) -> IntArray:
     """Both queries of each triple and what answers them, as integers: the query's key times the number of
     entities, plus the answer.
     """
-    found = np.empty(2 * sum(map(len, parts)), np.int64)
+    packed = np.empty(2 * sum(map(len, parts)), np.int64)
     end = 0
     for part in parts:
         h, r, t = part.T
         for tail, entity, answer in ((0, t, h), (1, h, t)):
-            keys = found[end : end + len(part)]
+            keys = packed[end : end + len(part)]
             end += len(part)
             np.multiply(r, 2, out=keys)
             keys += tail
             for ids in (entity, answer):
                 keys *= entities
                 keys += ids
-    return found
+    return packed
 
 
 class FilterIndex:
@@ -382,9 +382,9 @@ class FilterIndex:
         known, answers = self._sorted
         keys = self.keys(queries)
         at = np.minimum(np.searchsorted(known, keys), max(len(known) - 1, 0))
-        found = np.flatnonzero(known[at] == keys) if len(known) else np.zeros(0, np.int64)
-        rows, ids = answers.take(at[found])
-        return found[rows], ids
+        matches = np.flatnonzero(known[at] == keys) if len(known) else np.zeros(0, np.int64)
+        rows, ids = answers.take(at[matches])
+        return matches[rows], ids
 
     def has(self, triples: IntArray) -> BoolArray:
         """Return which triples ``(n, 3)`` are known. The answers of a query are looked up once, however often
@@ -393,20 +393,20 @@ class FilterIndex:
         queries = Queries(triples[:, 0], triples[:, 1], np.ones(len(triples), np.bool_))
         _, first, query = np.unique(self.keys(queries), return_index=True, return_inverse=True)
         rows, ids = self.lookup(queries[first])
-        found: BoolArray = np.isin(query * self.num_entities + triples[:, 2], rows * self.num_entities + ids)
-        return found
+        mask: BoolArray = np.isin(query * self.num_entities + triples[:, 2], rows * self.num_entities + ids)
+        return mask
 
     def _scan(self, queries: Queries) -> tuple[IntArray, IntArray]:
         """Look up a few queries without sorting anything."""
-        found = []
+        parts = []
         for query in queries:
             answers = [np.zeros(0, np.int64)] if self._links is None else [self._links.answers(query)]
             for h, r, t in (part.T for part in self._scanned):
                 asked, other = (h, t) if query.target == "tail" else (t, h)
                 answers.append(other[(asked == query.entity) & (r == query.relation)])
-            found.append(np.unique(np.concatenate(answers)))
-        rows = np.repeat(np.arange(len(found)), [len(ids) for ids in found])
-        return rows, np.concatenate([np.zeros(0, np.int64), *found])
+            parts.append(np.unique(np.concatenate(answers)))
+        rows = np.repeat(np.arange(len(parts)), [len(ids) for ids in parts])
+        return rows, np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 _HUB = 4096  # answers of a query from which on its candidates are looked up among them, not they among those
@@ -443,11 +443,11 @@ class Columns:
         few = np.flatnonzero(~hub_B)
         positions, ids = known.take(rows[few])
         columns = self.of(ids)
-        there = columns >= 0
-        found = [(few[positions[there]], columns[there])]
+        is_candidate = columns >= 0
+        pairs = [(few[positions[is_candidate]], columns[is_candidate])]
         for b in np.flatnonzero(hub_B):
             of_A = known.ids[known.offsets[rows[b]] : known.offsets[rows[b] + 1]]
             at = np.minimum(np.searchsorted(of_A, self._sorted), len(of_A) - 1)
             columns = self._order[of_A[at] == self._sorted]
-            found.append((np.full(len(columns), b), columns))
-        return np.concatenate([b for b, _ in found]), np.concatenate([c for _, c in found])
+            pairs.append((np.full(len(columns), b), columns))
+        return np.concatenate([b for b, _ in pairs]), np.concatenate([c for _, c in pairs])

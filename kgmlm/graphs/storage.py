@@ -148,8 +148,8 @@ def _lists(path: Path, column: pa.ChunkedArray, kind: pa.DataType) -> Any:
     values = column.chunk(0).flatten() if column.num_chunks else pa.array([], kind.value_type)
     if values.null_count:
         raise _damaged(path, "a column has gaps")
-    found: Any = np.from_dlpack(values)  # to_numpy() would import pandas
-    return found.reshape(-1, 3)
+    array: Any = np.from_dlpack(values)  # to_numpy() would import pandas
+    return array.reshape(-1, 3)
 
 
 def _table(folder: Path, stem: str) -> tuple[Path, pa.Table, bool]:
@@ -316,13 +316,14 @@ def _text_in(path: Path) -> int:
 
 def _check(what: str, always: float, own: float, tell: Callable[[str], None]) -> None:
     """Refuse what cannot fit, and say what may not; of what is small for any machine nothing is said."""
-    there, needed = memory(), always + own
-    if own < SMALL or there is None or needed <= there.free:
+    available, needed = memory(), always + own
+    if own < SMALL or available is None or needed <= available.free:
         return
     takes = f"{what} takes about {needed / GIB:.1f} GiB of memory"
-    if needed > there.total:
+    if needed > available.total:
         raise DataError(
-            f"{takes} and there are {there.total / GIB:.1f}: use a larger machine, or a part of the graph; "
+            f"{takes} and there are {available.total / GIB:.1f}: use a larger machine, or a part of the "
+            "graph; "
             f"{MEMORY}={needed / GIB + 0.1:.1f} tries it all the same"
         )
-    tell(f"{takes} and {there.free / GIB:.1f} GiB are free: the system may slow down, or end it")
+    tell(f"{takes} and {available.free / GIB:.1f} GiB are free: the system may slow down, or end it")

@@ -142,7 +142,7 @@ def _batches(
         yield from _text(path, given, columns, separator, edges)
 
 
-def _check_columns(path: Path, there: Sequence[str], columns: Sequence[str] | None, whole: str = "") -> None:
+def _check_columns(path: Path, header: Sequence[str], columns: Sequence[str] | None, whole: str = "") -> None:
     """Refuse a file that lacks a column, or has it twice.
 
     Args:
@@ -152,13 +152,13 @@ def _check_columns(path: Path, there: Sequence[str], columns: Sequence[str] | No
         DataError: naming the file.
     """
     for column in columns or ():
-        if column not in there:
+        if column not in header:
             numbered = columns is not None and all(x.isdecimal() for x in columns)
-            has = f"{len(there)} columns" if numbered else f"the columns {', '.join(there)}"
-            other = next((x for x in ";|\t," if len(there) == 1 and x in (whole or there[0])), "")
+            has = f"{len(header)} columns" if numbered else f"the columns {', '.join(header)}"
+            other = next((x for x in ";|\t," if len(header) == 1 and x in (whole or header[0])), "")
             hint = f"; --separator '{other}' divides them" if other else ""
             raise DataError(f"{path} has no column '{column}', but {has}{hint}")
-        if there.count(column) > 1:
+        if header.count(column) > 1:
             raise DataError(f"{path}: the column '{column}' is there twice; keep one")
 
 
@@ -519,7 +519,7 @@ _NODE_COLUMNS: Mapping[str, Sequence[str]] = {
 }
 
 
-def _columns_of_nodes(path: Path, there: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+def _columns_of_nodes(path: Path, header: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """The column of each kind of text of a table of nodes.
 
     Raises:
@@ -527,9 +527,9 @@ def _columns_of_nodes(path: Path, there: Sequence[str], columns: Sequence[str]) 
     """
     if columns:
         named = {kind: column for kind, column in zip(_KINDS, columns, strict=False) if column}
-        _check_columns(path, there, list(named.values()))
+        _check_columns(path, header, list(named.values()))
         return named
-    folded = {re.sub(r"^(\w*)(:ID).*", r"\2", name).casefold(): name for name in there}
+    folded = {re.sub(r"^(\w*)(:ID).*", r"\2", name).casefold(): name for name in header}
     by_kind: dict[str, str] = {}
     for kind, names in _NODE_COLUMNS.items():
         column = next(
@@ -539,7 +539,7 @@ def _columns_of_nodes(path: Path, there: Sequence[str], columns: Sequence[str]) 
             by_kind[kind] = column
     if "label" not in by_kind:
         raise DataError(
-            f"{path} has no column of labels such as id, but {', '.join(there)}; --node-columns names the "
+            f"{path} has no column of labels such as id, but {', '.join(header)}; --node-columns names the "
             "columns of label, name, types, description and aliases: id,name,category,description"
         )
     return by_kind
@@ -599,8 +599,8 @@ def hetionet(given: EdgeFiles) -> Edges:
                 names = ("".join(re.split(" [->] ", x)[1:2]) for x in rows["metaedge"].to_pylist())
                 edges.texts.relations.update(zip(rows["abbreviation"].to_pylist(), names, strict=True))
             else:
-                there = ", ".join(rows.column_names)
-                raise DataError(f"{path} is not Hetionet's: it has the columns {there}")
+                listed = ", ".join(rows.column_names)
+                raise DataError(f"{path} is not Hetionet's: it has the columns {listed}")
     return edges
 
 
@@ -611,7 +611,7 @@ def primekg(given: EdgeFiles) -> Edges:
     displayed by, where that is one and no other relation's.
     """
     edges, seen = Edges.none(), set[tuple[str, str, str]]()
-    said = dict[str, set[str]]()
+    sources = dict[str, set[str]]()
     wanted = (
         "relation",
         "display_relation",
@@ -634,9 +634,9 @@ def primekg(given: EdgeFiles) -> Edges:
             edges.left_out["edges in the other direction"] += len(rows) - len(kept)
             edges.triples.append(triples_of(kept))
             for pair in zip(of["relation"], of["display_relation"], strict=True):
-                said.setdefault(pair[0], set()).add(pair[1])
-    used = Counter(name for names in said.values() for name in names)
-    for relation, names in said.items():
+                sources.setdefault(pair[0], set()).add(pair[1])
+    used = Counter(name for names in sources.values() for name in names)
+    for relation, names in sources.items():
         name = min(names)
         one = len(names) == 1 and used[name] == 1 and name != ""
         edges.texts.relations[relation] = name if one else relation.replace("_", " ")

@@ -39,11 +39,11 @@ def endpoint_of(given: object) -> str | None:
     >>> endpoint_of("sparql+https://example.org/sparql"), endpoint_of("graph.nt")
     ('https://example.org/sparql', None)
     """
-    found = re.fullmatch(r"sparql\+(https?):/+(.+)", str(given))  # a path has lost a slash
-    return f"{found[1]}://{found[2]}" if found else None
+    address = re.fullmatch(r"sparql\+(https?):/+(.+)", str(given))  # a path has lost a slash
+    return f"{address[1]}://{address[2]}" if address else None
 
 
-class Asked(NamedTuple):
+class SelectQuery(NamedTuple):
     """A query for triples: its prefixes, the rest, and the three variables that it selects."""
 
     prologue: str
@@ -51,23 +51,23 @@ class Asked(NamedTuple):
     variables: tuple[str, str, str]
 
     @classmethod
-    def of(cls, query: str) -> Asked:
+    def of(cls, query: str) -> SelectQuery:
         """Take a query apart.
 
         Raises:
             ConfigError: when it does not select three variables.
         """
-        found = _SELECT.match(query.strip())
+        match = _SELECT.match(query.strip())
         head = (
-            "" if found is None else re.split(r"\{|\bWHERE\b|\bFROM\b", found[2], maxsplit=1, flags=re.I)[0]
+            "" if match is None else re.split(r"\{|\bWHERE\b|\bFROM\b", match[2], maxsplit=1, flags=re.I)[0]
         )
         head = re.sub(r"\([^()]*\bAS\s+([?$]\w+)\s*\)", r" \1 ", head, flags=re.I)
         variables = re.findall(r"[?$](\w+)", head)
-        if found is None or len(variables) != 3:
+        if match is None or len(variables) != 3:
             raise ConfigError(
                 "the query selects three variables, as SELECT ?head ?relation ?tail WHERE { ... } does"
             )
-        return cls(found[1], found[2], (variables[0], variables[1], variables[2]))
+        return cls(match[1], match[2], (variables[0], variables[1], variables[2]))
 
     def page(self, size: int, offset: int) -> str:
         """The query of a page; pages are in order, since no endpoint need have one by itself."""
@@ -150,13 +150,13 @@ def fetch(
         import pyoxigraph
     except ImportError as error:
         raise DataError(f"reading RDF needs pyoxigraph ({error}): pip install 'kgmlm[rdf]'") from None
-    asked, state = Asked.of(query), _kept(folder, url, query)
+    asked, state = SelectQuery.of(query), _kept(folder, url, query)
     total = _count(url, asked)
     advance(state.offset, total)
     size, failed = PAGE, 0
     while True:
         try:
-            found = list(_answer(url, asked.page(size, state.offset)))
+            solutions = list(_answer(url, asked.page(size, state.offset)))
         except _Refused as error:
             failed += 1
             if not error.again or failed == TRIES:
@@ -165,28 +165,28 @@ def fetch(
             time.sleep(min(LONGEST_WAIT, max(error.after, WAIT * 2 ** (failed - 1))))
             continue
         failed = 0
-        if not found:
+        if not solutions:
             pages = [_page(folder, number) for number in range(1, state.pages + 1)]
             return [_joined(pages)] if len(pages) > 1 and _keeps_blanks(url, asked) else pages
         triples = []
-        for solution in found:
+        for solution in solutions:
             head, relation, tail = (solution[name] for name in asked.variables)
             fits = isinstance(head, pyoxigraph.NamedNode | pyoxigraph.BlankNode) and tail is not None
             if fits and isinstance(relation, pyoxigraph.NamedNode):
                 triples.append(pyoxigraph.Triple(head, relation, tail))
         state = state._replace(
-            offset=state.offset + len(found),
+            offset=state.offset + len(solutions),
             pages=state.pages + 1,
-            left_out=state.left_out + len(found) - len(triples),
+            left_out=state.left_out + len(solutions) - len(triples),
         )
         data = pyoxigraph.serialize(triples, format=pyoxigraph.RdfFormat.N_TRIPLES)
         folder.mkdir(exist_ok=True)
         files.write_atomic(_page(folder, state.pages), data or b"")
         files.write_json(folder / _STATE, state._asdict())
-        advance(len(found), total)
+        advance(len(solutions), total)
 
 
-def _keeps_blanks(url: str, asked: Asked) -> bool:
+def _keeps_blanks(url: str, asked: SelectQuery) -> bool:
     """Return whether blank nodes have the same names in each answer: then they are the same in all pages.
 
     Many endpoints number them in each answer, from the first, so two overlapping answers are compared.
@@ -195,7 +195,9 @@ def _keeps_blanks(url: str, asked: Asked) -> bool:
         first, again = (list(_answer(url, asked.blanks(offset))) for offset in (0, SHIFT))
     except _Refused:
         return False
-    heads, same = ([str(solution[asked.variables[0]]) for solution in found] for found in (first, again))
+    heads, same = (
+        [str(solution[asked.variables[0]]) for solution in solutions] for solutions in (first, again)
+    )
     return len(set(heads[SHIFT:])) > 1 and heads[SHIFT:] == same[: len(heads) - SHIFT]
 
 
@@ -232,7 +234,7 @@ def _kept(folder: Path, url: str, query: str) -> _State:
     return state
 
 
-def _count(url: str, asked: Asked) -> int:
+def _count(url: str, asked: SelectQuery) -> int:
     """Count the solutions; 0 where the endpoint does not say.
 
     Raises:

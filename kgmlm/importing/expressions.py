@@ -49,14 +49,14 @@ class Expressions:
 
     def items(self, node: int) -> list[int]:
         """Return the items of a list; none of one that is broken."""
-        found, seen = [], set[int]()
+        members, seen = [], set[int]()
         while node in self.of[FIRST] and node not in seen:
             seen.add(node)
-            found.append(self.of[FIRST][node])
+            members.append(self.of[FIRST][node])
             node = self.of[REST].get(node, self.nil)
-        return found
+        return members
 
-    def says(self, node: int, deep: int = 0) -> list[tuple[int, int]]:
+    def statements_of(self, node: int, deep: int = 0) -> list[tuple[int, int]]:
         """Return what a class expression says of its class, as (relation, tail); :data:`OWN` is a class that
         it is a part of.
         """
@@ -67,10 +67,10 @@ class Expressions:
             return [] if filler is None or silent or node in self.none else [(relation, filler)]
         if node not in self.of[BOTH] or deep > DEEPEST:
             return []
-        found = []
+        statements = []
         for item in self.items(self.of[BOTH][node]):
-            found += self.says(item, deep + 1) if item in nodes else [(OWN, item)]
-        return found
+            statements += self.statements_of(item, deep + 1) if item in nodes else [(OWN, item)]
+        return statements
 
     def settle(self, nil: int | None, labels: Sequence[str]) -> set[int]:
         """All is told; returns those of :meth:`nodes` that have a name: they are entities, too.
@@ -94,7 +94,7 @@ class Expressions:
             named: nodes that are not blank.
         """
         for node in named & set(self.of[BOTH]):
-            for relation, tail in self.says(node):
+            for relation, tail in self.statements_of(node):
                 yield node, subclass if relation == OWN else relation, tail
         for predicate, relation in ((EITHER, subclass), (f"{OWL}oneOf", kind)):
             for node in named & set(self.of[predicate]):
@@ -121,22 +121,26 @@ class Expressions:
         if self._blanks is None:
             self._blanks = np.array(sorted(self.blank), np.int64)
         apart = np.isin(triples[:, 2], self._blanks)
-        found: list[tuple[int, int, int]] = []
+        read_triples: list[tuple[int, int, int]] = []
         silent: list[tuple[int, int, int]] = []
         for head, relation, node in triples[apart].tolist():
             if node in self.of[FIRST]:
-                said = [(relation, item) for item in self.items(node) if item not in self.blank]
+                statements = [(relation, item) for item in self.items(node) if item not in self.blank]
             elif node in self.of[EITHER] and relation == equivalent:
                 items = [x for x in self.items(self.of[EITHER][node]) if x not in self.blank]
-                found += [(item, classes[relation], head) for item in items]
+                read_triples += [(item, classes[relation], head) for item in items]
                 if not items:
                     silent.append((head, relation, node))
                 continue
             else:
                 own = classes.get(relation)
-                said = [] if own is None else [(own if r == OWN else r, tail) for r, tail in self.says(node)]
-            found += [(head, r, tail) for r, tail in said]
-            if not said:
+                statements = (
+                    []
+                    if own is None
+                    else [(own if r == OWN else r, tail) for r, tail in self.statements_of(node)]
+                )
+            read_triples += [(head, r, tail) for r, tail in statements]
+            if not statements:
                 silent.append((head, relation, node))
-        whole = np.concatenate([triples[~apart], np.array(found, np.int64).reshape(-1, 3)])
+        whole = np.concatenate([triples[~apart], np.array(read_triples, np.int64).reshape(-1, 3)])
         return distinct_triples(whole), np.array(silent, np.int64).reshape(-1, 3)

@@ -174,7 +174,7 @@ def _drawn(folder: Path, seed: int, watch: Watcher) -> dict[str, int]:
 
 def _notes(importer: Importer, report: Mapping[str, Any]) -> Iterator[str]:
     """Notes on what other options of an import would do."""
-    unnamed = report["entities without a name"]
+    unnamed = report["unnamed_entities"]
     if importer.names_in and 2 * unnamed > report["entities"]:
         language, count = importer.names_in.most_common(1)[0]
         if 10 * count > unnamed:
@@ -280,10 +280,10 @@ def _written(
         graph, how = split_random(graph, seed=seed), f", split at random with seed {seed}"
         for message in split_notes(graph, missing, {"valid": None}):
             watch.tell(message)
-    found = {split: len(of) for split, of in graph.splits.items()}
+    triple_counts = {split: len(of) for split, of in graph.splits.items()}
     counts = Counts(
         entities=len(graph.entities), relations=len(graph.relations), unseen=int((~graph.seen_N).sum()),
-        train=found["train"], valid=found.get("valid", 0), test=found.get("test", 0),
+        train=triple_counts["train"], valid=triple_counts.get("valid", 0), test=triple_counts.get("test", 0),
     )  # fmt: skip
     origin, license = f"Imported by kgmlm from {source}{how}.", "that of the original data"
     write_folder(
@@ -296,18 +296,18 @@ def _written(
         {
             "entities": len(graph.entities),
             "relations": len(graph.relations),
-            "triples": sum(found.values()),
+            "triples": sum(triple_counts.values()),
             "repeated": read.repeated,
-            "entities without a name": graph.entities.unnamed,
-            "relations without a name": sum(r.name == r.label for r in graph.relations),
-            "entities without a description": graph.entities.undescribed,
+            "unnamed_entities": graph.entities.unnamed,
+            "unnamed_relations": sum(r.name == r.label for r in graph.relations),
+            "undescribed_entities": graph.entities.undescribed,
             "deprecated": 0,
             "attributes": 0,
-            "left out": dict(read.left_out),
-            "left out by": {},
-            "blank nodes": 0,
+            "left_out": dict(read.left_out),
+            "left_out_by": {},
+            "blank_nodes": 0,
             "notes": dict(read.notes),
-            "splits": found,
+            "splits": triple_counts,
             **({"dated": len(dates)} if dates is not None and not how else {}),
         }
     )

@@ -127,7 +127,7 @@ def words_of(label: str) -> str:
     'version IRI'
     """
     words = re.sub(r"(?<=[a-z])(?=[A-Z]{2})", " ", name_of(label))
-    return re.sub(r"(?<=[a-z])([A-Z])", lambda found: f" {found[1].lower()}", words)
+    return re.sub(r"(?<=[a-z])([A-Z])", lambda letter: f" {letter[1].lower()}", words)
 
 
 class Texts:
@@ -266,9 +266,9 @@ class Importer:
             self.left_out("of predicates that are skipped", predicate)
             return
         own = self.attributes.setdefault(self.ids.setdefault(subject, len(self.ids)), [])
-        found = (self.ids.setdefault(predicate, len(self.ids)), value)
-        if len(own) < TOKENS and found not in own:  # more have no room in a text
-            own.append(found)
+        attribute = (self.ids.setdefault(predicate, len(self.ids)), value)
+        if len(own) < TOKENS and attribute not in own:  # more have no room in a text
+            own.append(attribute)
 
     def kind(self, label: str, name: str) -> None:
         """Keep a type of an entity."""
@@ -307,8 +307,8 @@ class Importer:
 
     def new_blank(self) -> str:
         """``_:b1`` and so on, through all files."""
-        self.counts["blank nodes"] += 1
-        return f"_:b{self.counts['blank nodes']}"
+        self.counts["blank_nodes"] += 1
+        return f"_:b{self.counts['blank_nodes']}"
 
     # --- triples on disk
 
@@ -413,7 +413,7 @@ class Importer:
             self.unwanted_N[:] = [label.startswith("_:") for label in labels]
         self._spill()
         standing = self.inner | self.reifiers
-        self.counts["blank nodes"] -= sum(labels[i].startswith("_:") for i in standing)
+        self.counts["blank_nodes"] -= sum(labels[i].startswith("_:") for i in standing)
         return labels
 
     def _new(self, label: str, labels: list[str]) -> int:
@@ -434,8 +434,8 @@ class Importer:
         """
         labels = self._settle()
         self.ids = {}
-        found = sum(map(len, self._distinct(labels))) if self._parts.is_dir() else 0
-        if not found:
+        distinct = sum(map(len, self._distinct(labels))) if self._parts.is_dir() else 0
+        if not distinct:
             left = ", ".join(f"{count:,} {what}" for what, count in self.counts.items() if count)
             kept = "; --keep-only IRI keeps what it names" if any(self.by.values()) else ""
             raise DataError(
@@ -458,15 +458,15 @@ class Importer:
             "relations": relations,
             "triples": written,
             "repeated": self.repeated,
-            "entities without a name": unnamed,
-            "relations without a name": unnamed_relations,
-            "entities without a description": entities
+            "unnamed_entities": unnamed,
+            "unnamed_relations": unnamed_relations,
+            "undescribed_entities": entities
             - len(self.texts.best["description"].keys() & set(np.flatnonzero(entity_N).tolist())),
             "deprecated": int(entity_N[list(self.old)].sum()),
             "attributes": attributes,
-            "left out": {what: n for what, n in self.counts.items() if what != "blank nodes" and n},
-            "left out by": {what: dict(by.most_common()) for what, by in self.by.items()},
-            "blank nodes": self.counts["blank nodes"],
+            "left_out": {what: n for what, n in self.counts.items() if what != "blank_nodes" and n},
+            "left_out_by": {what: dict(by.most_common()) for what, by in self.by.items()},
+            "blank_nodes": self.counts["blank_nodes"],
             "notes": {},
         }
 
@@ -538,9 +538,11 @@ class Importer:
         count = 0
         with _Table(self.folder / ATTRIBUTES, COLUMNS, header=True) as table:
             for i, of in rows:
-                said = [names[labels[predicate]] or words_of(labels[predicate]) for predicate, _ in of]
+                attribute_names = [
+                    names[labels[predicate]] or words_of(labels[predicate]) for predicate, _ in of
+                ]
                 values = [" ".join(value.split()) or "none" for _, value in of]
-                columns = [[labels[i]] * len(of), said, values]
+                columns = [[labels[i]] * len(of), attribute_names, values]
                 table.write([pa.array(column, pa.large_string()) for column in columns])
                 count += len(of)
         return count
@@ -550,8 +552,8 @@ class Importer:
         names = {labels[i]: self.texts.of(i, "name") for i in ids}
         properties: dict[str, list[str]] = {}
         for label in (label for label, name in names.items() if not name):
-            if found := _PROPERTY.fullmatch(label):
-                properties.setdefault(f"http://www.wikidata.org/entity/{found[1]}", []).append(label)
+            if property_match := _PROPERTY.fullmatch(label):
+                properties.setdefault(f"http://www.wikidata.org/entity/{property_match[1]}", []).append(label)
         for i in (i for i, label in enumerate(labels) if label in properties):
             names |= dict.fromkeys(properties[labels[i]], self.texts.of(i, "name"))
         return {label: name or RELATIONS.get(label, "") for label, name in names.items()}

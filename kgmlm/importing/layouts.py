@@ -86,8 +86,8 @@ def kg_bert(folder: Path, how: How) -> Read:
     splits, false = dict[str, pa.Table](), dict[str, pa.Table]()
     for split, stem in (("train", "train"), ("valid", "dev"), ("test", "test")):
         if (path := folder / f"{stem}.tsv").is_file():
-            found, true = read_labeled(path)
-            table = found.columns.select(ENDS)
+            labeled, true = read_labeled(path)
+            table = labeled.columns.select(ENDS)
             splits[split] = table if true is None else table.filter(pa.array(true))
             if true is not None and not true.all():
                 false[split] = table.filter(pa.array(~true))
@@ -96,7 +96,9 @@ def kg_bert(folder: Path, how: How) -> Read:
     if not long and sum(", " in text for text in names.values()) > len(names) / 2:
         both = {label: text.partition(", ") for label, text in names.items()}
         texts.names = {label: name for label, (name, _, _) in both.items()}
-        texts.descriptions = {label: said for label, (_, _, said) in both.items() if said}
+        texts.descriptions = {
+            label: description for label, (_, _, description) in both.items() if description
+        }
     return splits, false, texts
 
 
@@ -139,8 +141,8 @@ def openke(folder: Path, how: How) -> Read:
                     f"{path}:{number}: '{line}' is not numbers of head, tail and relation"
                 ) from None
 
-    found = {s: folder / f"{s}2id.txt" for s in ("train", "valid", "test")}
-    return {s: triples_of(triples(path)) for s, path in found.items() if path.is_file()}, {}, TextColumns()
+    files = {s: folder / f"{s}2id.txt" for s in ("train", "valid", "test")}
+    return {s: triples_of(triples(path)) for s, path in files.items() if path.is_file()}, {}, TextColumns()
 
 
 def simkgc(folder: Path, how: How) -> Read:
@@ -191,9 +193,9 @@ def codex(folder: Path, how: How) -> Read:
         return next((path for path in paths if path.is_file()), data / kind / "none")
 
     if (path := of("entities")).is_file():
-        said = _json(path)
-        texts.names = {label: text.get("label") or label for label, text in said.items()}
-        texts.descriptions = {label: text.get("description") or "" for label, text in said.items()}
+        in_language = _json(path)
+        texts.names = {label: text.get("label") or label for label, text in in_language.items()}
+        texts.descriptions = {label: text.get("description") or "" for label, text in in_language.items()}
     if (path := of("relations")).is_file():
         texts.relations = {label: text.get("label") or label for label, text in _json(path).items()}
     types = data / "types" / "entity2types.json"
@@ -215,16 +217,16 @@ def dgl_ke(folder: Path, how: How) -> Read:
     """
 
     def lines(*names: str) -> tuple[Path, list[str]]:
-        there = next((path for name in names if (path := folder / name).is_file()), folder / names[0])
-        return there, [line for _, line in _lines(there)]
+        file = next((path for name in names if (path := folder / name).is_file()), folder / names[0])
+        return file, [line for _, line in _lines(file)]
 
     def labels(of: str, plural: str) -> dict[str, str]:
         """Labels by number; the numbers are those from 0 on, before or after the labels."""
         names = [*(f"{stem}{end}" for stem in (plural, of) for end in (".dict", ".tsv")), f"{of}2id.txt"]
         if not any((folder / name).is_file() for name in names):
             return {}
-        path, told = lines(*names)
-        rows = [_cells(line) for line in told]
+        path, file_lines = lines(*names)
+        rows = [_cells(line) for line in file_lines]
         if rows and len(rows[0]) == 1:  # their number
             rows = rows[1:]
         numbers = {str(i) for i in range(len(rows))}
@@ -241,12 +243,12 @@ def dgl_ke(folder: Path, how: How) -> Read:
     for split in ("train", "valid", "test"):
         if not any((folder / f"{split}{end}").is_file() for end in (".txt", ".tsv")):
             continue
-        path, told = lines(f"{split}.txt", f"{split}.tsv")
-        found = [_cells(line) for line in told]
-        for number, cells in enumerate(found, 1):
+        path, file_lines = lines(f"{split}.txt", f"{split}.tsv")
+        rows_of_cells = [_cells(line) for line in file_lines]
+        for number, cells in enumerate(rows_of_cells, 1):
             if len(cells) < 3:
                 raise DataError(f"{path}:{number}: '{cells[0]}' is no head, relation and tail")
-        rows = [(cells[head], cells[relation], cells[tail]) for cells in found]
+        rows = [(cells[head], cells[relation], cells[tail]) for cells in rows_of_cells]
         if split == "train" and entities:
             numbered = not all(x in of for row in rows for x, of in zip(row, known, strict=True))
         if entities and numbered:

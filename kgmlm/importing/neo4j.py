@@ -60,10 +60,10 @@ class Server(NamedTuple):
         >>> Server.of("bolt://localhost:7687/movies"), Server.of("graph.nt")
         (Server(url='bolt://localhost:7687', database='movies'), None)
         """
-        found = _ADDRESS.fullmatch(str(given))
-        if found is None:
+        match = _ADDRESS.fullmatch(str(given))
+        if match is None:
             return None
-        scheme, host, database = found.groups()
+        scheme, host, database = match.groups()
         if "@" in host:
             raise ConfigError(f"user and password are not part of an address; set {USER} and {PASSWORD}")
         return cls(f"{scheme}://{host}", database or os.environ.get(DATABASE))
@@ -113,7 +113,7 @@ def _key(variable: str, key: str | None) -> str:
 
 def read_server(
     server: Server,
-    told: ServerListener,
+    listener: ServerListener,
     wanted: Wanted,
     key: str | None = None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
@@ -140,7 +140,7 @@ def read_server(
             raise DataError(f"{server.url} has no relationships of type {missing[0]} (there are: {known})")
         types = sorted((wanted.keep or set(counts)) - wanted.skip)
         for name in sorted(set(counts) - set(types)):
-            told.left_out(wanted.refuses(name), name, counts[name])
+            listener.left_out(wanted.refuses(name), name, counts[name])
         total = sum(counts[name] for name in types)
         asked = (
             f"MATCH (h)-[r]->(t) WHERE type(r) IN $types RETURN {_key('h', key)}, type(r), {_key('t', key)}"
@@ -149,13 +149,13 @@ def read_server(
             session, asked, "reading relationships", total, advance, types=types
         ):
             if head is None or tail is None:
-                told.left_out(f"relationships of nodes without the property {key}", relation)
+                listener.left_out(f"relationships of nodes without the property {key}", relation)
                 continue
             head, tail = _label(head), _label(tail)
             linked |= {head, tail}
-            told.triple(head, _label(relation), tail)
+            listener.triple(head, _label(relation), tail)
         for name in types:
-            told.text(_label(name), "name", _words(name), "", 0, name)
+            listener.text(_label(name), "name", _words(name), "", 0, name)
         count = session.run("MATCH (n) RETURN count(n)").single(strict=True)[0]
         asked = f"MATCH (n) RETURN {_key('n', key)}, labels(n), properties(n)"
         seen = set[str]()
@@ -167,7 +167,7 @@ def read_server(
                     f"{server.url} has several nodes whose {key} is '{label}'; choose another --key"
                 )
             seen.add(label)
-            _node(told, wanted, label, labels, properties, key)
+            _node(listener, wanted, label, labels, properties, key)
 
 
 def _parts(
@@ -180,10 +180,10 @@ def _parts(
 ) -> Iterator[list[Any]]:
     """The records of an answer, which the server sends as they are read."""
     answer = session.run(asked, parameters)
-    while found := list(islice(answer, BATCH)):
-        for record in found:
+    while part := list(islice(answer, BATCH)):
+        for record in part:
             yield record.values()
-        advance(what, len(found), total)
+        advance(what, len(part), total)
 
 
 def _label(value: Any) -> str:
@@ -208,7 +208,7 @@ def _words(kind: str) -> str:
 
 
 def _node(
-    told: ServerListener,
+    listener: ServerListener,
     wanted: Wanted,
     label: str,
     labels: list[str],
@@ -217,7 +217,7 @@ def _node(
 ) -> None:
     """Tell the texts, numbers, dates and labels of a node."""
     for name in sorted(labels):
-        told.kind(label, name)
+        listener.kind(label, name)
     texts: dict[str, tuple[Kind, int]] = {
         **{name: ("name", at) for at, name in enumerate(NAMES)},
         **{name: ("description", at) for at, name in enumerate(DESCRIPTIONS)},
@@ -228,15 +228,15 @@ def _node(
         values = value if isinstance(value, list) else [value]
         if text is not None and all(isinstance(x, str) for x in values):
             for x in values:
-                told.text(label, text[0], x, "", text[1], name)
+                listener.text(label, text[0], x, "", text[1], name)
         elif name == key:
             continue
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            told.attribute(label, name, f"{value}")
+            listener.attribute(label, name, f"{value}")
         elif hasattr(value, "iso_format"):  # a date or a time, as the driver has them
-            told.attribute(label, name, value.iso_format())
+            listener.attribute(label, name, value.iso_format())
         else:
-            told.left_out(OTHER, name)
+            listener.left_out(OTHER, name)
 
 
 def write_server(
@@ -261,13 +261,13 @@ def write_server(
     Raises:
         DataError: when the server does not answer, or refuses; what was written by then stays.
     """
-    counts = {"written": 0, "known": 0, "without a node": 0}
+    counts = {"written": 0, "known": 0, "without_node": 0}
     of = dict[str, list[dict[str, Any]]]()
     for row in rows:
         of.setdefault(row["relation"], []).append({x: row[x] for x in ("head", "tail", "probability")})
     with server.session(reading=False) as session:
         nodes = None if key is None else _nodes(session, key)
-        for relation, found in of.items():
+        for relation, pairs in of.items():
             asked = (
                 "UNWIND $rows AS row MATCH (h) WHERE elementId(h) = row.head "
                 "MATCH (t) WHERE elementId(t) = row.tail "
@@ -275,19 +275,19 @@ def write_server(
                 "WITH row, r SET r.probability = CASE WHEN r.source = $source THEN row.probability "
                 "ELSE r.probability END RETURN row.number, r.source"
             )
-            for start in range(0, len(found), BATCH):
-                part = found[start : start + BATCH]
+            for start in range(0, len(pairs), BATCH):
+                part = pairs[start : start + BATCH]
                 if nodes is not None:
                     part = [
                         {**row, "head": nodes.get(row["head"]), "tail": nodes.get(row["tail"])}
                         for row in part
                     ]
                 numbered = [{**row, "number": at} for at, row in enumerate(part)]
-                there = session.execute_write(_merged, asked, numbered)
-                ours = {number for number, source in there if source == SOURCE}
+                merged = session.execute_write(_merged, asked, numbered)
+                ours = {number for number, source in merged if source == SOURCE}
                 counts["written"] += len(ours)
-                counts["known"] += len({number for number, _ in there} - ours)
-                counts["without a node"] += len(part) - len({number for number, _ in there})
+                counts["known"] += len({number for number, _ in merged} - ours)
+                counts["without_node"] += len(part) - len({number for number, _ in merged})
                 advance(len(part))
     return counts
 
@@ -300,4 +300,4 @@ def _merged(transaction: ManagedTransaction, asked: str, rows: list[dict[str, An
 def _nodes(session: Session, key: str) -> dict[str, str]:
     """The ids of nodes by the value of a property."""
     asked = f"MATCH (n) WHERE {_key('n', key)} IS NOT NULL RETURN {_key('n', key)}, elementId(n)"
-    return {str(value): found for value, found in session.run(asked).values()}
+    return {str(value): node for value, node in session.run(asked).values()}

@@ -298,7 +298,7 @@ class Utf8(_Filter):
         self.left = self.passed(head[skip:])
         if xml:  # the declaration is no longer true, and blanks before it are no XML
             text = self.left.decode("utf-8", "surrogateescape")
-            text = _DECLARED.sub(lambda found: found[1], re.sub(r"\A\s+(?=<\?xml\b)", "", text), 1)
+            text = _DECLARED.sub(lambda declared: declared[1], re.sub(r"\A\s+(?=<\?xml\b)", "", text), 1)
             self.left = text.encode("utf-8", "surrogateescape")
 
     def passed(self, data: bytes) -> bytes:
@@ -366,14 +366,14 @@ _BEGINNINGS = (
 def hint_of(head: bytes, asked: str) -> str:
     """Guess the format of a file that could not be read, by its first bytes; empty where none fits."""
     text = head.decode("latin-1").removeprefix("\u00ef\u00bb\u00bf")
-    found = next((why for pattern, why in _BEGINNINGS if re.search(pattern, text)), "")
+    hint = next((why for pattern, why in _BEGINNINGS if re.search(pattern, text)), "")
     own = {"ntriples": "turtle", "nquads": "turtle", "trig": "turtle"}.get(asked, asked)
-    return "" if not found or f"--format {own} " in found else f"; {found}"
+    return "" if not hint or f"--format {own} " in hint else f"; {hint}"
 
 
 def read_statements(
     path: Path,
-    told: Listener,
+    listener: Listener,
     kind: str | None = None,
     base: str | None = None,
     advance: Advance = lambda n: None,
@@ -394,7 +394,7 @@ def read_statements(
         head = file.peek(HEAD)[:HEAD]
         try:
             text = io.BufferedReader(Utf8(cast("IO[bytes]", file), asked == "rdfxml"), 1 << 16)
-            READERS[asked](cast("IO[bytes]", text), path, told, base, context)
+            READERS[asked](cast("IO[bytes]", text), path, listener, base, context)
         except DataError as error:
             raise DataError(f"{error}{hint_of(head, asked)}") from None
 
@@ -445,7 +445,7 @@ class _Whole(_Filter):
 def _rdf_reader(name: str) -> Reader:
     """The reader of one of RDF's formats; ``name`` as pyoxigraph has it."""
 
-    def read(file: IO[bytes], path: Path, told: Listener, base: str | None, context: Any = None) -> None:
+    def read(file: IO[bytes], path: Path, listener: Listener, base: str | None, context: Any = None) -> None:
         from xml.parsers.expat import ExpatError
 
         try:
@@ -454,12 +454,12 @@ def _rdf_reader(name: str) -> Reader:
             raise DataError(f"reading RDF needs pyoxigraph ({error}): pip install 'kgmlm[rdf]'") from None
         source: Any = io.BufferedReader(_Whole(file) if name == "RDF_XML" else _Tags(file))
         if name in ("N_TRIPLES", "N_QUADS"):
-            source = io.BufferedReader(_WithoutStars(source, told))
+            source = io.BufferedReader(_WithoutStars(source, listener))
         try:
             if name == "JSON_LD":  # the parser does not see where a stream is cut off
                 source = _whole_json(source, context)
             format = getattr(pyoxigraph.RdfFormat, name)
-            _tell(pyoxigraph.parse(source, format, base_iri=base, lenient=True), told)
+            _tell(pyoxigraph.parse(source, format, base_iri=base, lenient=True), listener)
         except (SyntaxError, ExpatError) as error:
             why = str(error.msg if isinstance(error, SyntaxError) else error)
             hint = "; --base says what relative IRIs are relative to" if "No scheme" in why else ""
@@ -473,8 +473,8 @@ def _rdf_reader(name: str) -> Reader:
 class _WithoutStars(_Filter):
     """N-Triples without the lines of RDF-star, statements about triples, which are counted."""
 
-    def __init__(self, file: IO[bytes], told: Listener) -> None:
-        self.file, self.told, self.held = file, told, b""
+    def __init__(self, file: IO[bytes], listener: Listener) -> None:
+        self.file, self.listener, self.held = file, listener, b""
 
     def passed(self, data: bytes) -> bytes:
         *lines, self.held = (self.held + data).split(b"\n") if data else [self.held, b""]
@@ -483,7 +483,7 @@ class _WithoutStars(_Filter):
             if b"<<" in line and _STARRED.match(line):
                 predicate = re.search(rb">>\s*<([^>]*)>|^\s*[^<\s]*(?:<[^>]*>)?\s+<([^>]*)>\s+<<", line)
                 named = (predicate[1] or predicate[2]) if predicate else b""
-                self.told.left_out(STARS, named.decode("utf-8", "replace"))
+                self.listener.left_out(STARS, named.decode("utf-8", "replace"))
             else:
                 kept.append(line)
         return b"".join(line + b"\n" for line in kept)
@@ -579,7 +579,7 @@ TOLD = re.compile(
 )  # types of literals that are attributes: numbers and dates
 
 
-def _tell(quads: Any, told: Listener) -> None:
+def _tell(quads: Any, listener: Listener) -> None:
     """Tell what statements say; names of blank nodes hold within their file alone."""
     from pyoxigraph import BlankNode, Literal, NamedNode
 
@@ -590,68 +590,70 @@ def _tell(quads: Any, told: Listener) -> None:
         if type(node) is NamedNode:
             return _absolute(value)
         if value not in blank:
-            blank[value] = told.new_blank()
+            blank[value] = listener.new_blank()
         return blank[value]
 
     for quad in quads:
         subject, predicate, value = quad.subject, _absolute(quad.predicate.value), quad.object
         node = type(value)
-        text = told.texts_by.get(predicate)
-        why = "" if predicate in told.kept or text is not None else _why_left_out(subject, predicate, value)
+        text = listener.texts_by.get(predicate)
+        why = (
+            "" if predicate in listener.kept or text is not None else _why_left_out(subject, predicate, value)
+        )
         if why:
-            told.left_out(why, predicate)
+            listener.left_out(why, predicate)
             if why == NOTES and node is BlankNode:
-                told.reifier(label(value))
+                listener.reifier(label(value))
         elif predicate in ASSOCIATIONS and node is not Literal:
             if predicate.startswith(ALIGNMENT):
-                told.alignment(label(subject))
-            told.association(label(subject), ASSOCIATIONS[predicate], label(value))
+                listener.alignment(label(subject))
+            listener.association(label(subject), ASSOCIATIONS[predicate], label(value))
         elif predicate in ALIGNED and node is Literal:
             sign = SIGNS.get(value.value.strip())
-            told.association(label(subject), "relation", sign or DENIED)
+            listener.association(label(subject), "relation", sign or DENIED)
         elif node is Literal and (
             (predicate == NEGATED and value.value in ("true", "1"))
             or (predicate in MEASURES and value.value.strip("+0.") == "")
         ):
-            told.association(label(subject), "relation", DENIED)
+            listener.association(label(subject), "relation", DENIED)
         elif node is Literal:
             if predicate in VALUES and text is None:
-                told.value(label(subject), value.value, value.language or "")
+                listener.value(label(subject), value.value, value.language or "")
             elif predicate == f"{OWL}deprecated" and value.value in ("true", "1"):
-                told.deprecated(label(subject))
+                listener.deprecated(label(subject))
             elif predicate in _CARDINALITIES:
                 if value.value.strip("+-0") == "":
-                    told.none(label(subject))
+                    listener.none(label(subject))
             elif text is None and TOLD.fullmatch(value.datatype.value.removeprefix(XSD)):
-                told.attribute(label(subject), predicate, value.value)
+                listener.attribute(label(subject), predicate, value.value)
             elif text is None:
-                told.left_out("literals", predicate)
+                listener.left_out("literals", predicate)
             else:
-                told.text(label(subject), text[0], value.value, value.language or "", text[1], predicate)
+                listener.text(label(subject), text[0], value.value, value.language or "", text[1], predicate)
         elif node is NamedNode or node is BlankNode:
             if text is not None:
-                told.text_node(label(subject), predicate, label(value))
+                listener.text_node(label(subject), predicate, label(value))
             elif _OF_WIKIDATA.match(subject.value) or _OF_WIKIDATA.match(value.value):
-                told.left_out("statements of Wikidata about statements", predicate)
+                listener.left_out("statements of Wikidata about statements", predicate)
             elif predicate in _PARTS_OF_STATEMENTS:
-                told.reifier(label(subject))
+                listener.reifier(label(subject))
             elif (
                 predicate in _ISA
-                and predicate not in told.kept
+                and predicate not in listener.kept
                 and value.value.startswith((OWL, SKOS, RDF, RDFS))
             ):
                 if type(subject) is not BlankNode:  # else it is an expression, and counted as such
-                    told.left_out(TERMS, value.value)
+                    listener.left_out(TERMS, value.value)
                 if value.value in _PROPERTIES and type(subject) is NamedNode:
-                    told.property(label(subject))
+                    listener.property(label(subject))
                 if value.value in (f"{OWL}DeprecatedClass", f"{OWL}DeprecatedProperty"):
-                    told.deprecated(label(subject))
+                    listener.deprecated(label(subject))
             else:
-                told.triple(label(subject), predicate, label(value))
+                listener.triple(label(subject), predicate, label(value))
         else:
-            told.left_out(STARS, predicate)
+            listener.left_out(STARS, predicate)
             if predicate == _REIFIES:
-                told.reifier(label(subject))
+                listener.reifier(label(subject))
 
 
 _PROPERTIES = {f"{RDF}Property"} | {
@@ -760,7 +762,7 @@ def _truthy(claims: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _read_wikidata(
-    file: IO[bytes], path: Path, told: Listener, base: str | None, context: Any = None
+    file: IO[bytes], path: Path, listener: Listener, base: str | None, context: Any = None
 ) -> None:
     """Labels, descriptions, aliases, and truthy claims between items."""
     for document in _documents(file, path):
@@ -769,10 +771,10 @@ def _read_wikidata(
             kinds: tuple[tuple[Kind, str], ...] = (("name", "labels"), ("description", "descriptions"))
             for kind, column in kinds:
                 for language, text in (document.get(column) or {}).items():
-                    told.text(label, kind, text["value"], language, 0, column)
+                    listener.text(label, kind, text["value"], language, 0, column)
             for language, texts in (document.get("aliases") or {}).items():
                 for text in texts:
-                    told.text(label, "alias", text["value"], language, 0, "aliases")
+                    listener.text(label, "alias", text["value"], language, 0, "aliases")
             for relation, snak in _truthy(document.get("claims")):
                 value = snak.get("datavalue", {}) if snak["snaktype"] == "value" else {}
                 item = value["value"] if value.get("type") == "wikibase-entityid" else {}
@@ -780,13 +782,15 @@ def _read_wikidata(
                     tail = item.get("id") or f"Q{item['numeric-id']}"
                     if not (_is_id(relation) and _is_id(tail)):
                         raise KeyError(f"{relation} {tail}")
-                    told.triple(label, relation, tail)
+                    listener.triple(label, relation, tail)
                 elif value.get("type") == "quantity":
-                    told.attribute(label, relation, value["value"]["amount"])
+                    listener.attribute(label, relation, value["value"]["amount"])
                 elif value.get("type") == "time":
-                    told.attribute(label, relation, value["value"]["time"])
+                    listener.attribute(label, relation, value["value"]["time"])
                 else:
-                    told.left_out("literals" if value and not item else "claims without an item", relation)
+                    listener.left_out(
+                        "literals" if value and not item else "claims without an item", relation
+                    )
         except (KeyError, TypeError, AttributeError) as error:
             raise DataError(
                 f"{path}: '{label}' is not as Wikidata's dumps have entities ({error!r})"

@@ -58,7 +58,7 @@ PENALTIES = {
     "weights_of_relation": 3.0,
     "density": 1.0,
 }
-LEAST_SLOPE = 1e-3  # of what scales log odds
+MIN_SLOPE = 1e-3  # of what scales log odds
 REPORTED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 silent = Watcher()
 
@@ -242,7 +242,7 @@ def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArra
         slope = weights * np.where(labels, (1 - doubt) * (1 - true) - doubt * true, slope_of_false)
         return -float(likelihood.sum()), -(parts.T @ slope)
 
-    bounds = [(None, None), (LEAST_SLOPE, None), (LEAST_SLOPE, None)]  # the order of triples stays
+    bounds = [(None, None), (MIN_SLOPE, None), (MIN_SLOPE, None)]  # the order of triples stays
     scale: FloatArray = minimize(loss, np.array(UNSCALED), jac=True, method="L-BFGS-B", bounds=bounds).x
     return scale
 
@@ -282,7 +282,7 @@ def fit(
         half[own] = expit(triples.log_odds[own] + balance[triples.relations[own]])
     figures = {
         "triples": int(sample.labels.sum()),
-        "held out": held_out(sample, left(true, lacking), labeled * true),
+        "held_out": held_out(sample, left(true, lacking), labeled * true),
         "half": measured(triples.labels, half, triples.weights),
     }
 

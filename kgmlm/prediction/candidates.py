@@ -60,16 +60,16 @@ def asked_queries(
     """
     seen = seen_queries(train, entities, relations)
     sides = 2 * seen.relation_B + seen.tail_B
-    found = [seen[:0]]
+    parts = [seen[:0]]
     for relation in relations.tolist():
         for tails in (False, True):
             ids = np.flatnonzero(askable(relation, tails))
             if not everyone:
                 start, stop = np.searchsorted(sides, (2 * relation + tails, 2 * relation + tails + 1))
                 ids = np.intersect1d(ids, seen.entity_B[start:stop])
-            found.append(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails)))
+            parts.append(Queries(ids, np.full(len(ids), relation), np.full(len(ids), tails)))
     return Queries(
-        *(np.concatenate([getattr(q, x) for q in found]) for x in ("entity_B", "relation_B", "tail_B"))
+        *(np.concatenate([getattr(q, x) for q in parts]) for x in ("entity_B", "relation_B", "tail_B"))
     )
 
 
@@ -111,10 +111,10 @@ class Shard:
         >>> Shard.parse("3/16")
         Shard(at=2, of=16)
         """
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise ConfigError(f"a shard is given as 3/16, the third of sixteen, not '{text}'")
-        return cls(int(found[1]) - 1, int(found[2]))
+        return cls(int(match[1]) - 1, int(match[2]))
 
     def has(self, number: int) -> bool:
         """Return whether a part is of this shard."""
@@ -149,12 +149,12 @@ class Parts:
             folder.mkdir(parents=True, exist_ok=True)
             files.write_json(path, dict(about))
         try:
-            found = files.parse_json(path.read_bytes())
+            manifest = files.parse_json(path.read_bytes())
         except ValueError:
             raise RunError(f"{path} is damaged; remove {folder} to begin again") from None
         want = json.loads(json.dumps(about))
-        if not isinstance(found, dict) or found != want:
-            have = found if isinstance(found, dict) else {}
+        if not isinstance(manifest, dict) or manifest != want:
+            have = manifest if isinstance(manifest, dict) else {}
             other = sorted(key for key in {*have, *want} if have.get(key) != want.get(key))
             raise RunError(
                 f"{folder} has parts of another run or of other settings ({', '.join(other)}); choose "

@@ -280,11 +280,11 @@ def classify(run: Run | str | Path, options: ClassifyOptions) -> Classified:
         watch.tell("the list has labels: probabilities go by training alone, as if nobody knew validation")
         classifier = classifier.without_validation()
     with watch:
-        (found,) = judged(
+        (classified,) = judged(
             classifier, asked, [(ids, options.prior)], learned=learned, batch_size=options.batch_size,
             advance=partial(watch, "classifying"),
         )  # fmt: skip
-    return replace(found, labels=given.true)
+    return replace(classified, labels=given.true)
 
 
 def _other(graph: Dataset, skip_header: bool) -> KnowledgeGraph:
@@ -335,12 +335,12 @@ def rank_relations(run: Run | str | Path, options: RankRelationsOptions) -> Clas
     graph = answering(opened.folder, graph)
     classifier = classifier_for(opened.folder, ranking, graph, options.batch_size, watch)
     with watch:
-        (found,) = judged(
+        (classified,) = judged(
             classifier, graph, [(ids, options.prior)], batch_size=options.batch_size,
             advance=partial(watch, "classifying"),
         )  # fmt: skip
-    order = np.where(found.known, 2.0, np.nan_to_num(found.probabilities, nan=-1.0))
-    return found[np.argsort(-order, kind="stable")[: options.k]]
+    order = np.where(classified.known, 2.0, np.nan_to_num(classified.probabilities, nan=-1.0))
+    return classified[np.argsort(-order, kind="stable")[: options.k]]
 
 
 def classifier_for(
@@ -421,8 +421,8 @@ def _resolved(run: Run, given: GivenTriples, allow_new_relations: bool) -> tuple
 def _relation(find: Any, text: str, new: int, allow_new: bool) -> int:
     """The number of a relation by its name, or the next one for one that is new."""
     try:
-        found: int = find.relation(text)
-        return found
+        relation: int = find.relation(text)
+        return relation
     except QueryError as error:
         if allow_new:
             return new

@@ -173,7 +173,7 @@ class Plan:
     @property
     def has_trees(self) -> bool:
         """Return whether trees rank the best candidates again."""
-        return self.options.reranks and TREES in self.opened.tuned.uses
+        return self.options.reranks and TREES in self.opened.tuned.stage_weights
 
     def of(self, number: int) -> Queries:
         """The queries of a part."""
@@ -286,7 +286,7 @@ def complete(run: Run | str | Path, options: CompleteOptions) -> Outcome:
     part = Shard() if options.shard is None else Shard.parse(options.shard)
     folder = open_folder(path_of(run))
     ranking = replace(RankingOptions.of(options), runtime="torch")
-    if tuple(folder.tuned.uses) != (TREES,):
+    if tuple(folder.tuned.stage_weights) != (TREES,):
         ranking = replace(ranking, rerank=0)  # others would read each candidate
     plan = Plan(
         run=find_pack(path_of(run)) or folder.path,
@@ -302,7 +302,7 @@ def complete(run: Run | str | Path, options: CompleteOptions) -> Outcome:
     lock = locked(target, "complete") if options.shard is None else nullcontext()
     with watcher_of(options.progress) as watch, lock:
         seconds, scored = _score(plan, part, crew, watch)
-        made = {"queries scored": scored, "seconds": round(seconds, 1)}
+        made = {"queries_scored": scored, "seconds": round(seconds, 1)}
         if options.shard is None:
             return Completion(_list(plan, target, options, watch) | made)
         parts = {"parts": plan.parts.count, "missing": len(plan.parts.missing())}
@@ -398,10 +398,10 @@ def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> 
         advance = partial(watch, "asking from both sides")
         best = by_probability(candidates, classifier, least, always, plan.batch_size, advance)
         stands_for = classifier.calibration.stands_for(graph.validation)
-        probabilities = {"fitted": True, "stands for": stands_for, "lacking": classifier.calibration.lacking}
+        probabilities = {"fitted": True, "stands_for": stands_for, "lacking": classifier.calibration.lacking}
     manifest: dict[str, Any] = {
         **plan.about(),
-        "made by": str(plan.run),
+        "made_by": str(plan.run),
         "min_probability": least,
         "listed": len(best),
         "highest": best.highest,

@@ -155,8 +155,8 @@ _spreadsheet = partial(_csv, cell=for_spreadsheet)  # no text is a formula
 def _jsonl(table: pa.Table, file: TextIO, base: str) -> None:
     """All columns, an object on each line."""
     for row in _rows(table):
-        there = {name: value for name, value in row.items() if value is not None}
-        file.write(json.dumps(there, ensure_ascii=False) + "\n")
+        filled = {name: value for name, value in row.items() if value is not None}
+        file.write(json.dumps(filled, ensure_ascii=False) + "\n")
 
 
 FORMATS: dict[str, Callable[[pa.Table, TextIO, str], None]] = {
@@ -254,7 +254,7 @@ def export(triples: str | Path, options: ExportOptions) -> Outcome:
 
     Returns:
         What was written: ``output``, ``format``, ``triples``; of a server also how many relationships are
-        ``known`` there and how many triples are ``without a node``.
+        ``known`` there and how many triples are ``without_node``.
 
     Raises:
         DataError: when there is no such list.
@@ -282,7 +282,7 @@ def export(triples: str | Path, options: ExportOptions) -> Outcome:
             counts = write_server(
                 server, _rows(table), options.key, partial(watch, "writing triples", total=len(table))
             )
-        if len(table) and counts["without a node"] == len(table):
+        if len(table) and counts["without_node"] == len(table):
             raise DataError(f"{server.url} has none of the nodes; labels are those of its import (--key)")
         return Outcome({"output": server.url, "format": chosen, "triples": counts.pop("written"), **counts})
     write_export(table, target, chosen, options.base, spreadsheet=options.spreadsheet)

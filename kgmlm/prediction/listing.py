@@ -365,10 +365,10 @@ def _checked(table: pa.Table, fitted: bool) -> pa.Table:
     if further := [n for n in names if n not in schema.names]:
         raise ValueError(f"it has a column '{further[0]}'")
     for field in schema:
-        there = table.schema.field(field.name).type
-        text = pa.types.is_large_string(field.type) and pa.types.is_string(there)  # as other programs write
-        if there != field.type and not text:
-            raise ValueError(f"its column '{field.name}' has {there}, not {field.type}")
+        kind = table.schema.field(field.name).type
+        text = pa.types.is_large_string(field.type) and pa.types.is_string(kind)  # as other programs write
+        if kind != field.type and not text:
+            raise ValueError(f"its column '{field.name}' has {kind}, not {field.type}")
     table = table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
     table.validate(full=True)
     texts = [name for name in schema.names if schema.field(name).type == pa.large_string()]
@@ -424,12 +424,12 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
         "split": split,
         "triples": len(hidden),
         "found": int(true.sum()),
-        "by probability": [
+        "by_probability": [
             {"probability": p, **row(best.probability >= p)}
             for p in (REPORTED if best.has_probabilities else ())
         ],
         "best": [row(slice(min(count, len(best)))) for count in BEST],
-        "by relation": [
+        "by_relation": [
             {"relation": of.label, "relation_name": of.name, **row(listed == i, int(of_relation[i]))}
             for i in np.unique(listed).tolist()
             for of in (graph.relations[i],)

@@ -53,7 +53,7 @@ class NewFacts:
             table, manifest = read_list(file)
             asked = (made_of(run.folder), run.options.scores, list(_known(run)))
             if tuple(manifest.get(key) for key in ("run", "scores", "known")) == asked:
-                rows = (manifest.get("report") or {"by probability": []})["by probability"]
+                rows = (manifest.get("report") or {"by_probability": []})["by_probability"]
                 hidden = next((row for row in reversed(rows) if row["listed"] >= ENOUGH), None)
                 return cls(table, int(manifest["queries"]), hidden, manifest.get("report"))
         return None
@@ -66,8 +66,8 @@ class NewFacts:
             DataError: when the graph has no validation triples, which probabilities are estimated by.
             RunError: when another process is at work on it.
         """
-        if (found := cls.read(run, file)) is not None:
-            return found
+        if (kept := cls.read(run, file)) is not None:
+            return kept
         clear(file)
         complete(run.folder.path, file, progress=watch, **_keywords(run))
         clear_parts(file)

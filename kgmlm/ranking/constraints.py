@@ -259,7 +259,7 @@ class Listed:
                 raise DataError(f"{path} {wrong}; its columns are entity and, if you like, relation and side")
 
         rows = named_rows(path, "entity", check)
-        find, found = Resolver(graph), defaultdict[tuple[str, Target], set[str]](set)
+        find, by_side = Resolver(graph), defaultdict[tuple[str, Target], set[str]](set)
         for where, row in rows:
             try:
                 label = graph.entities[find.entity(row["entity"])].label
@@ -272,10 +272,10 @@ class Listed:
                 raise QueryError(f"{where}: {error}") from None
             for target in TARGETS:
                 if side in ("", target):
-                    found[of, target].add(label)
-        if not found:
+                    by_side[of, target].add(label)
+        if not by_side:
             raise DataError(f"{path} lists no entity below its first line, which names the columns")
-        return cls({key: frozenset(labels) for key, labels in found.items()}, graph.context)
+        return cls({key: frozenset(labels) for key, labels in by_side.items()}, graph.context)
 
     def _allowed(self, relation: int, target: Target) -> BoolArray:
         """The entities that answer one side of a relation ``(N,)``."""

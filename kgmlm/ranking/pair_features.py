@@ -105,8 +105,8 @@ class CandidateScores(NamedTuple):
     def combined(self, mixture: Mixture, queries: Queries) -> Floats:
         """The first stage: the weighted sum of the signals ``(B, K)``."""
         parts = (mixture.of(name, queries)[:, None] * of_BK for name, of_BK in self.signal_scores.items())
-        found: Floats = sum(parts, np.zeros(self.ids_BK.shape, np.float32))
-        return found
+        total_BK: Floats = sum(parts, np.zeros(self.ids_BK.shape, np.float32))
+        return total_BK
 
     @property
     def there_BK(self) -> BoolArray:
@@ -185,14 +185,14 @@ class PairFeatures:
     def known(self, queries: Queries, ids_BK: IntArray) -> Floats:
         """The features that do not depend on the weights of signals."""
         filled_BK = np.maximum(ids_BK, 0)
-        found = [self.links.of(queries, filled_BK)]
+        parts = [self.links.of(queries, filled_BK)]
         if self.kge:
-            found.append(self.kge.features(queries, filled_BK))
+            parts.append(self.kge.features(queries, filled_BK))
         if self.rules:
             evidence_BK5 = np.moveaxis(self.rules.evidence(queries, filled_BK), 0, 2)
             number_BK = (evidence_BK5 > 0).sum(2)
-            found.append(np.stack([evidence_BK5[..., 0], evidence_BK5[..., 1], number_BK], 2))
-        return np.concatenate(found, 2).astype(np.float32)
+            parts.append(np.stack([evidence_BK5[..., 0], evidence_BK5[..., 1], number_BK], 2))
+        return np.concatenate(parts, 2).astype(np.float32)
 
 
 def blocks_of(count: int, size: int) -> Iterator[IntArray]:
@@ -204,8 +204,8 @@ def blocks_of(count: int, size: int) -> Iterator[IntArray]:
 def _ranks(scores_BK: Floats) -> Floats:
     """Logarithms of ranks, the best being 0; equal scores have the same."""
     better_BK = (scores_BK[:, None, :] > scores_BK[:, :, None]).sum(2)
-    found: Floats = np.log2(1 + better_BK).astype(np.float32)
-    return found
+    ranks_BK: Floats = np.log2(1 + better_BK).astype(np.float32)
+    return ranks_BK
 
 
 class _Around:
@@ -232,14 +232,14 @@ class _Around:
 
     @cached_property
     def _degree_N(self) -> Floats:
-        found: Floats = np.maximum(1, np.diff(self._neighbors.indptr)).astype(np.float32)
-        return found
+        degree_N: Floats = np.maximum(1, np.diff(self._neighbors.indptr)).astype(np.float32)
+        return degree_N
 
     @cached_property
     def _steps(self) -> sp.csr_array:
         """The chance of each step of a walk that goes to any neighbor alike ``(N, N)``."""
-        found: sp.csr_array = sp.diags_array(1 / self._degree_N) @ self._neighbors
-        return sp.csr_array(found)
+        steps_NN: sp.csr_array = sp.diags_array(1 / self._degree_N) @ self._neighbors
+        return sp.csr_array(steps_NN)
 
     @cached_property
     def _fillers(self) -> sp.csr_array:
@@ -296,7 +296,7 @@ class _Around:
         (similar,) = _summed(self._thin_fillers, answering, (alike_BN,))
         most = _largest(self._thin_fillers, answering, alike_BN)
         wide = ids_BK.shape
-        found = (
+        values = (
             np.log1p(triples_N[ids_BK]),
             np.broadcast_to(np.log1p(triples_N[entity_B])[:, None], wide),
             np.broadcast_to(np.log1p(known_B)[:, None], wide),
@@ -309,7 +309,7 @@ class _Around:
             np.log1p(similar),
             most,
         )
-        return np.stack(found, 2).astype(np.float32)
+        return np.stack(values, 2).astype(np.float32)
 
 
 def _thinned(matrix: sp.csr_array, most: int = MAX_LINKS) -> sp.csr_array:
@@ -348,13 +348,13 @@ def _summed(matrix: sp.csr_array, rows_BK: IntArray, of: tuple[Floats, ...]) -> 
     """Sums of each query's values of entities ``(B, N)`` over the entities in the rows of a matrix."""
     at = _gathered(matrix, rows_BK)
     query = at.pair // rows_BK.shape[1]
-    found = []
+    sums = []
     for values_BN in of:
         sums_P = np.zeros(rows_BK.size, np.float32)
         if len(at.starts):
             sums_P[at.some_P] = np.add.reduceat(values_BN[query, at.entity], at.starts)
-        found.append(sums_P.reshape(rows_BK.shape))
-    return found
+        sums.append(sums_P.reshape(rows_BK.shape))
+    return sums
 
 
 def _largest(matrix: sp.csr_array, rows_BK: IntArray, values_BN: Floats) -> Floats:
@@ -399,10 +399,10 @@ class _Reversed(NamedTuple):
         relation_P, entity_P = (np.repeat(x, width)[known_P] for x in (relation_B, entity_B))
         one_PD, other_PD = self.entities_SD[entity_P], self.entities_SD[candidate_P[known_P]]
         back_PD = complex_product(other_PD, self.relations_RD[2 * relation_P + 1 - side_P])
-        found = np.zeros((ids_BK.size, 2), np.float32)
+        features = np.zeros((ids_BK.size, 2), np.float32)
         among_PM = back_PD @ self.compared_MD.T
         own_P = (back_PD * one_PD).sum(1)
-        found[known_P, 0] = own_P - np.logaddexp(own_P, _logsumexp(among_PM))
+        features[known_P, 0] = own_P - np.logaddexp(own_P, _logsumexp(among_PM))
         real, imaginary = np.split(other_PD, 2, 1)
         pair_PD = complex_product(one_PD, np.concatenate([real, -imaginary], 1))
         half = pair_PD.shape[1] // 2
@@ -412,12 +412,12 @@ class _Reversed(NamedTuple):
             scores_PR = pair_PD[rows] @ self.relations_RD[side::2].T
             own = scores_PR[np.arange(len(rows)), relation_P[rows]]
             at = np.flatnonzero(known_P)[rows]
-            found[at, 1] = own - _logsumexp(scores_PR)
-        return found.reshape(*ids_BK.shape, 2)
+            features[at, 1] = own - _logsumexp(scores_PR)
+        return features.reshape(*ids_BK.shape, 2)
 
 
 def _logsumexp(scores_PM: Floats) -> Floats:
     """Logarithm of the sum of exponentials of each row."""
     most_P1 = scores_PM.max(1, keepdims=True)
-    found: Floats = np.log(np.exp(scores_PM - most_P1).sum(1)) + most_P1[:, 0]
-    return found
+    total_P: Floats = np.log(np.exp(scores_PM - most_P1).sum(1)) + most_P1[:, 0]
+    return total_P

@@ -317,15 +317,14 @@ class Predictor:
         values: Sequence[Sequence[float]] = [()] * len(ids)
         if reader.settings.trains_text:
             (values,) = ranker.likelihood.explain(reading, ids)
-            combine = sum if reader.settings.scoring.normalization == "sum" else fmean
-            columns["likelihood"] = [combine(of_tokens) for of_tokens in values]
+            columns["likelihood"] = [fmean(of_tokens) for of_tokens in values]
         further = [name for name in ranker.mixture.signals if name in ranker.signals and name != "likelihood"]
         for name in further:
             columns[name] = ranker.signals[name].score(reading, ranker.pool(ids))[0].tolist()
         weights = {name: float(ranker.mixture.of(name, asked)[0]) for name in columns}
         stages = self._second(asked, ids, [p.score for p in predictions])
         trees = ranker.stages.get(Trees.name)
-        exact = isinstance(trees, Trees) and trees.use.k and self.retrieval is None
+        exact = isinstance(trees, Trees) and trees.stage_weight.k and self.retrieval is None
         of_trees = trees.parts(ranker, asked) if isinstance(trees, Trees) and exact else {}
         explained = []
         for n, (p, log_likelihoods) in enumerate(zip(predictions, values, strict=True)):
@@ -341,9 +340,9 @@ class Predictor:
                     zip(rows, log_likelihoods, strict=True)
                 )
             )
-            because = (*self._because(query, p.id, further), *_told_of_trees(of_trees.get(p.id, {})))
-            told = replace(p, tokens=tokens, parts=parts, because=because)
-            explained.append(told)
+            because = (*self._because(query, p.id, further), *_tree_sentences(of_trees.get(p.id, {})))
+            explanation = replace(p, tokens=tokens, parts=parts, because=because)
+            explained.append(explanation)
         return explained
 
     def _second(
@@ -351,13 +350,17 @@ class Predictor:
     ) -> dict[str, tuple[float, Sequence[float]]]:
         """The weight of each second stage, and the scores after it; ``scores`` are those after the last."""
         ranker = self.ranker
-        found = {name: (use.weight, scores) for name, use in ranker.uses.items() if use.k}
-        for name in reversed(list(found)[1:]):
+        stages = {
+            name: (stage_weight.weight, scores)
+            for name, stage_weight in ranker.stage_weights.items()
+            if stage_weight.k
+        }
+        for name in reversed(list(stages)[1:]):
             ranker = ranker.without_stage(name)
             ((_, before_1N),) = ranker.rank(asked)
             last = next(reversed(ranker.stages))
-            found[last] = (found[last][0], before_1N[0, ids].tolist())
-        return found
+            stages[last] = (stages[last][0], before_1N[0, ids].tolist())
+        return stages
 
     def because(self, query: Query, candidate: int) -> tuple[str, ...]:
         """Sentences on why a candidate scores, by those signals that count and can give reasons."""
@@ -412,8 +415,8 @@ class Predictor:
         ).astype({"probability": float})
 
 
-def _told_of_trees(parts: Mapping[str, float]) -> tuple[str, ...]:
+def _tree_sentences(parts: Mapping[str, float]) -> tuple[str, ...]:
     """A sentence on how much groups of features add to what trees say of a candidate, the largest first."""
     largest = sorted(parts.items(), key=lambda part: -abs(part[1]))[:SHOWN_GROUPS]
-    told = ", ".join(f"{group} {added:+.2f}" for group, added in largest)
-    return (f"trees: {told}",) if told else ()
+    listed = ", ".join(f"{group} {added:+.2f}" for group, added in largest)
+    return (f"trees: {listed}",) if listed else ()

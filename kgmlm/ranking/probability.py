@@ -142,8 +142,8 @@ class AskedTriples:
     @property
     def has_new(self) -> BoolArray:
         """Return which triples have an entity that training lacks, ``(n,)``."""
-        found: BoolArray = (self.states == STATES.index("new")).any(1)
-        return found
+        mask: BoolArray = (self.states == STATES.index("new")).any(1)
+        return mask
 
 
 def states_of(queries: Queries, known: FilterIndex, seen_N: BoolArray) -> IntArray:
@@ -493,7 +493,7 @@ def plain(ranker: Ranker, constrained: bool = False) -> Ranker:
     Args:
         constrained: keep the constraints that were asked for.
     """
-    active = {name: stage for name, stage in ranker.stages.items() if stage.use.k}
+    active = {name: stage for name, stage in ranker.stages.items() if stage.stage_weight.k}
     stages = {name: stage.of_unseen() for name, stage in active.items() if isinstance(stage, Trees)}
     possible = ranker.possible if constrained else ranker.possible.without_further()
     return ranker.replace(stages=stages if len(active) == 1 else {}, possible=possible)

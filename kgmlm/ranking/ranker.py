@@ -44,7 +44,7 @@ STATES = 4
 
 
 @dataclass(frozen=True)
-class Use:
+class StageWeight:
     """The use of a second stage: its scores of the ``k`` best count ``weight`` times.
 
     Attributes:
@@ -253,7 +253,7 @@ class SecondStage(Protocol):
     name: ClassVar[str]
 
     @property
-    def use(self) -> Use:
+    def stage_weight(self) -> StageWeight:
         """The number of candidates that it scores, and how much that counts."""
 
     def reranked(
@@ -270,7 +270,7 @@ class SecondStage(Protocol):
             advance: called with how many of how many distinct queries have just been scored.
         """
 
-    def used(self, use: Use) -> SecondStage:
+    def with_weight(self, stage_weight: StageWeight) -> SecondStage:
         """A copy that is used otherwise."""
 
 
@@ -310,7 +310,7 @@ class Ranker:
     ) -> Self:
         """A ranker by the text model alone, each of its signals weighed as in training."""
         reader = Reader(context, tokenizer, model, settings, vocabulary)
-        signals = {name: found for name, kind in SIGNALS.items() if (found := kind.initial(reader))}
+        signals = {name: signal for name, kind in SIGNALS.items() if (signal := kind.initial(reader))}
         relations = len(context.relations)
         mixture = Mixture.even({name: unit(name, settings) for name in signals}, relations)
         return cls(reader, signals, mixture, Possible.learn(context.train, relations))
@@ -450,9 +450,9 @@ class Ranker:
         return bool(self.stages)
 
     @property
-    def uses(self) -> dict[str, Use]:
+    def stage_weights(self) -> dict[str, StageWeight]:
         """The use of each second stage, by name."""
-        return {name: stage.use for name, stage in self.stages.items()}
+        return {name: stage.stage_weight for name, stage in self.stages.items()}
 
     def with_stage(self, stage: SecondStage) -> Self:
         """A copy with one second stage more, the last, or another one of its name."""

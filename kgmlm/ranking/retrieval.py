@@ -213,9 +213,9 @@ class Retriever:
         ids, scores = [np.full((count, k), -1)], [np.full((count, k), -np.inf, np.float32)]
         for part in (self.part, self.added):
             if part is not None and part.index is not None:
-                found = search_part(part, vector_BD, k, visited)
-                ids.insert(-1, found[0])
-                scores.insert(-1, found[1])
+                nearest = search_part(part, vector_BD, k, visited)
+                ids.insert(-1, nearest[0])
+                scores.insert(-1, nearest[1])
         ids_BM, scores_BM = np.concatenate(ids, 1), np.concatenate(scores, 1)
         best = np.argsort(-scores_BM, axis=1, kind="stable")[:, :k]
         rows = np.arange(count)[:, None]
@@ -228,9 +228,9 @@ class Retriever:
             ConfigError: when an entity is in the index already.
         """
         olds = [] if self.added is None else [self.added]
-        there = np.intersect1d(more.ids, np.concatenate([part.ids for part in (self.part, *olds)]))
-        if len(there):
-            raise ConfigError(f"entity {there[0]} is in the index already")
+        repeated = np.intersect1d(more.ids, np.concatenate([part.ids for part in (self.part, *olds)]))
+        if len(repeated):
+            raise ConfigError(f"entity {repeated[0]} is in the index already")
         return self if more.index is None else replace(self, added=flat_part(more.width, [*olds, more]))
 
     def updated(self, folder: Path, more: IntArray, vectors_MD: Floats, fingerprint: str) -> Retriever:

@@ -20,7 +20,7 @@ from kgmlm.core.arrays import BoolArray, Floats, IntArray, highest, logsumexp
 from kgmlm.graphs.graph import ContextGraph
 from kgmlm.graphs.queries import Groups, Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import BEST, FirstStage, Ranker, Use
+from kgmlm.ranking.ranker import BEST, FirstStage, Ranker, StageWeight
 from kgmlm.signals.base import Pool
 
 
@@ -166,11 +166,11 @@ class Used:
         use: how many of the best candidates it scores, and how much that counts.
     """
 
-    use: Use
+    stage_weight: StageWeight
 
-    def used(self, use: Use) -> Self:
+    def with_weight(self, stage_weight: StageWeight) -> Self:
         """A copy that is used otherwise."""
-        return replace(self, use=use)
+        return replace(self, stage_weight=stage_weight)
 
 
 class _OfTheBest(Used, ABC):
@@ -184,17 +184,19 @@ class _OfTheBest(Used, ABC):
         advance: Callable[[int, int], None] = lambda n, total: None,
     ) -> FirstStage:
         """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
-        if not self.use.k:
+        if not self.stage_weight.k:
             return first
-        best, ids_BK = best_of(ranker.context, first, self.use.k)
+        best, ids_BK = best_of(ranker.context, first, self.stage_weight.k)
         ids_BK = best.to_read(ids_BK)
-        stays_BK = self.use.stays(first.queries, ids_BK, ranker.context.unseen_N)
+        stays_BK = self.stage_weight.stays(first.queries, ids_BK, ranker.context.unseen_N)
         # A query without a moving candidate is not read
         moves_B1 = ((ids_BK >= 0) & ~stays_BK).any(1, keepdims=True)
         ids_BK = np.where(moves_B1, ids_BK, -1)
         scores_BK = np.where(moves_B1, self.score(ranker, first.queries, ids_BK, batch_size, advance), 0)
-        scores_BK = best.with_places(scores_BK.astype(np.float32), self.use.weight, stays_BK & moves_B1)
-        return first.with_scores(best.reranked(first.scores_BN, scores_BK, self.use.weight))
+        scores_BK = best.with_places(
+            scores_BK.astype(np.float32), self.stage_weight.weight, stays_BK & moves_B1
+        )
+        return first.with_scores(best.reranked(first.scores_BN, scores_BK, self.stage_weight.weight))
 
     @abstractmethod
     def score(
@@ -238,7 +240,7 @@ class Conditional(_OfTheBest):
             for start in range(0, ids_BK.shape[1], width):
                 ids_bK = ids_BK[rows, start : start + width]
                 scores_BK[rows, start : start + width] = read_names(
-                    model, batch, reader.names, ids_bK, tokens, reader.settings.scoring.normalization
+                    model, batch, reader.names, ids_bK, tokens
                 )
             advance(len(rows), len(queries))
         return scores_BK

@@ -26,10 +26,10 @@ from kgmlm.core.arrays import BoolArray, FloatArray, Floats, IntArray
 from kgmlm.core.errors import RunError, first_line
 from kgmlm.graphs.queries import Queries, parts_of_pairs
 from kgmlm.ranking.pair_features import CandidateScores, PairFeatures, blocks_of, group_of
-from kgmlm.ranking.ranker import FirstStage, Ranker, Use
+from kgmlm.ranking.ranker import FirstStage, Ranker, StageWeight
 from kgmlm.ranking.second_stage import Best, Used, best_of
 
-MOST_LEAVES = 16  # of a tree: they are the bits of a number
+MAX_LEAVES = 16  # of a tree: they are the bits of a number
 SPLIT_BATCH = 2**24  # splits evaluated together, over all pairs
 FORESTS = ("whole", "even", "odd")  # fitted to all queries of validation, and to each half of them
 
@@ -69,8 +69,8 @@ class Forest(NamedTuple):
         for array, kind, shape in zip(arrays, kinds, shapes, strict=True):
             if array.dtype != kind or array.shape != shape:
                 raise ValueError("its arrays are not of the kinds and shapes of trees")
-        if not 1 <= splits < MOST_LEAVES:
-            raise ValueError(f"a tree has 2 to {MOST_LEAVES} leaves")
+        if not 1 <= splits < MAX_LEAVES:
+            raise ValueError(f"a tree has 2 to {MAX_LEAVES} leaves")
         inside = self.threshold_TM < np.inf
         first, middle, last = (x[inside] for x in (self.first_TM, self.middle_TM, self.last_TM))
         ordered = (first >= 0) & (first < middle) & (middle < last) & (last <= splits + 1)
@@ -82,12 +82,12 @@ class Forest(NamedTuple):
 
     def scores(self, features_PF: Floats) -> Floats:
         """The sums of the leaves that pairs end in, ``(P,)``."""
-        found = np.zeros(len(features_PF), np.float32)
+        scores_P = np.zeros(len(features_PF), np.float32)
         size = max(1, SPLIT_BATCH // max(1, self.feature_TM.size))
-        for start in range(0, len(found), size):
+        for start in range(0, len(scores_P), size):
             leaf_TP = self._leaves(features_PF[start : start + size])
-            found[start : start + size] = np.take_along_axis(self.value_TL, leaf_TP, 1).sum(0)
-        return found
+            scores_P[start : start + size] = np.take_along_axis(self.value_TL, leaf_TP, 1).sum(0)
+        return scores_P
 
     def _leaves(self, features_PF: Floats) -> IntArray:
         """The leaf of each tree that each pair ends in ``(T, P)``."""
@@ -98,8 +98,8 @@ class Forest(NamedTuple):
         left_TP = ~np.bitwise_or.reduce(ruled_out, 1)
         lowest_TP = left_TP & (~left_TP + np.uint16(1))
         exponent_TP = np.frexp(lowest_TP.astype(np.float32))[1]
-        found: IntArray = exponent_TP.astype(np.int64) - 1
-        return found
+        leaves_TP: IntArray = exponent_TP.astype(np.int64) - 1
+        return leaves_TP
 
     def contributions(self, features_PF: Floats) -> Floats:
         """Compute how much each feature adds to the score of each pair ``(P, F)``.
@@ -124,13 +124,13 @@ class Forest(NamedTuple):
         mean_TM = mean(self.first_TM, self.last_TM)
         to_left_TM = mean(self.first_TM, self.middle_TM) - mean_TM
         to_right_TM = mean(self.middle_TM, self.last_TM) - mean_TM
-        found = np.zeros(features_PF.shape, np.float32)
+        parts_PF = np.zeros(features_PF.shape, np.float32)
         for pair, leaf_T in enumerate(leaf_TP.T):
             leaf_T1 = leaf_T[:, None]
             passed_TM = (self.first_TM <= leaf_T1) & (leaf_T1 < self.last_TM) & (self.threshold_TM < np.inf)
             moved_TM = np.where(leaf_T1 < self.middle_TM, to_left_TM, to_right_TM)
-            np.add.at(found[pair], self.feature_TM[passed_TM], moved_TM[passed_TM])
-        return found
+            np.add.at(parts_PF[pair], self.feature_TM[passed_TM], moved_TM[passed_TM])
+        return parts_PF
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,15 +160,15 @@ class Trees(Used):
         advance: Callable[[int, int], None] = lambda n, total: None,
     ) -> FirstStage:
         """See :class:`~kgmlm.ranking.ranker.SecondStage`."""
-        if not self.use.k or not len(first.queries):
+        if not self.stage_weight.k or not len(first.queries):
             return first
-        best, ids_BK = best_of(ranker.context, first, self.use.k)
+        best, ids_BK = best_of(ranker.context, first, self.stage_weight.k)
         ids_BK = best.to_read(ids_BK)
         features_BKF = self.features(ranker, first, best, ids_BK, batch_size)
         trees_BK = self.scores(first.queries, ids_BK, features_BKF)
-        stays_BK = self.use.stays(first.queries, ids_BK, ranker.context.unseen_N)
-        trees_BK = best.with_places(trees_BK, self.use.weight, stays_BK)
-        return first.with_scores(best.reranked(first.scores_BN, trees_BK, self.use.weight))
+        stays_BK = self.stage_weight.stays(first.queries, ids_BK, ranker.context.unseen_N)
+        trees_BK = best.with_places(trees_BK, self.stage_weight.weight, stays_BK)
+        return first.with_scores(best.reranked(first.scores_BN, trees_BK, self.stage_weight.weight))
 
     def features(
         self, ranker: Ranker, first: FirstStage, best: Best, ids_BK: IntArray, batch_size: int = 64
@@ -213,19 +213,19 @@ class Trees(Used):
         are left out.
         """
         ((_, first),) = ranker.without_stage(self.name).ranked(queries)
-        best, ids_1K = best_of(ranker.context, first, self.use.k)
+        best, ids_1K = best_of(ranker.context, first, self.stage_weight.k)
         ids_1K = best.to_read(ids_1K)
         features_1KF = self.features(ranker, first, best, ids_1K)
-        (there,) = np.nonzero(ids_1K[0] >= 0)
-        added_PF = self.use.weight * self.forests["whole"].contributions(features_1KF[0, there])
-        moved = ~self.use.stays(queries, ids_1K, ranker.context.unseen_N)[0, there]
-        there, added_PF = there[moved], added_PF[moved]
+        (columns,) = np.nonzero(ids_1K[0] >= 0)
+        added_PF = self.stage_weight.weight * self.forests["whole"].contributions(features_1KF[0, columns])
+        moved = ~self.stage_weight.stays(queries, ids_1K, ranker.context.unseen_N)[0, columns]
+        columns, added_PF = columns[moved], added_PF[moved]
         groups = [group_of(name) for name in self.names]
-        sums = [dict.fromkeys(groups, 0.0) for _ in there]
+        sums = [dict.fromkeys(groups, 0.0) for _ in columns]
         for of, added_F in zip(sums, added_PF.tolist(), strict=True):
             for group, added in zip(groups, added_F, strict=True):
                 of[group] += added
-        return dict(zip(ids_1K[0, there].tolist(), sums, strict=True))
+        return dict(zip(ids_1K[0, columns].tolist(), sums, strict=True))
 
     def save(self, path: Path) -> None:
         """Write the arrays as safetensors."""
@@ -238,7 +238,7 @@ class Trees(Used):
         files.write_tensors(path, {"features": names, **tensors})
 
     @classmethod
-    def open(cls, path: Path, use: Use) -> Trees:
+    def open(cls, path: Path, stage_weight: StageWeight) -> Trees:
         """Open what :meth:`save` wrote.
 
         Raises:
@@ -257,7 +257,7 @@ class Trees(Used):
                 forest.check(len(names))
         except Exception as error:
             raise RunError(f"{path} cannot be read: {first_line(error)}") from None
-        return cls(use, tuple(names), forests)
+        return cls(stage_weight, tuple(names), forests)
 
 
 def odd_pairs(queries: Queries, ids_BK: IntArray) -> BoolArray:

@@ -19,7 +19,7 @@ from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.provenance import ancestors
 from kgmlm.signals import SIGNALS
 
-MOST_ROWS = 500  # of a table that has a row per relation
+MAX_ROWS = 500  # of a table that has a row per relation
 LONGEST = 90  # characters of a name; beyond, it is cut
 
 
@@ -68,7 +68,7 @@ class Table:
         cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, sortable: bool = False
     ) -> Table:
         """With as many rows as a page can hold."""
-        kept = tuple(tuple(row) for row in rows[:MOST_ROWS])
+        kept = tuple(tuple(row) for row in rows[:MAX_ROWS])
         return cls(caption, tuple(columns), kept, sortable, len(rows) - len(kept))
 
 
@@ -351,7 +351,7 @@ def facts(run: RunFolder) -> list[tuple[str, list[str]]]:
         bool(record.get("began_from"))
     ]
     model = "a small BERT with random weights (scratch)" if record["model"] == "scratch" else model
-    found = [
+    rows = [
         ("Graph", [f"{clipped(graph.name)}: {entities}, {relations}", f"{splits} triples"]),
         ("Model", [
             f"began with {model}",
@@ -368,7 +368,7 @@ def facts(run: RunFolder) -> list[tuple[str, list[str]]]:
         f"{older.get('dataset')}, {float(older.get('minutes') or 0):.1f} minutes: {older.get('command')}"
         for _, older in ancestors(record)
     ]
-    return [*found, ("Before it", lineage or ["nothing: it began from no other run"])]
+    return [*rows, ("Before it", lineage or ["nothing: it began from no other run"])]
 
 
 def _preset(run: RunFolder) -> list[str]:
@@ -384,9 +384,13 @@ def _preset(run: RunFolder) -> list[str]:
 
 
 def _hardware(record: Mapping[str, Any]) -> str:
-    found = record.get("hardware") or {}
-    threads = found.get("threads")
-    parts = [found.get("gpu"), found.get("machine"), None if threads is None else counted(threads, "thread")]
+    hardware = record.get("hardware") or {}
+    threads = hardware.get("threads")
+    parts = [
+        hardware.get("gpu"),
+        hardware.get("machine"),
+        None if threads is None else counted(threads, "thread"),
+    ]
     return ", ".join(str(part) for part in parts if part) or "not recorded"
 
 
@@ -412,16 +416,16 @@ def minutes(run: RunFolder) -> float:
 
 def curves(run: RunFolder) -> list[Chart]:
     """Loss and validation MRR of the text model by step; none where no log is left."""
-    found, rows = [], _log(run.path / "metrics.jsonl")
+    curves, rows = [], _log(run.path / "metrics.jsonl")
     losses = [(row["step"], row["loss"]) for row in rows if _numbers(row, "step", "loss")]
     if losses:
-        found.append(_loss_chart(losses))
+        curves.append(_loss_chart(losses))
     # By one weight for all relations: chosen for each relation on few triples, it is flattered.
     valid = [{"valid": row.get("valid_mrr_one_weight", row.get("valid_mrr")), **row} for row in rows]
     valid = [row for row in valid if _numbers(row, "step", "valid")]
     if valid:
-        found.append(_validation_chart(valid))
-    return found
+        curves.append(_validation_chart(valid))
+    return curves
 
 
 def _log(path: Path) -> list[dict[str, Any]]:

@@ -58,7 +58,7 @@ UNSEEN = {
     "both": "both",
 }
 _ENDS = [1, 2, 3, 5, 10, 30, 100, 300, *(m * 10**e for e in range(3, 9) for m in (1, 3))]
-MAPPED, LEAST_MAPPED = 1000, 20  # entities in the figure of their embeddings
+MAPPED, MIN_MAPPED = 1000, 20  # entities in the figure of their embeddings
 NAMED = 3  # kinds of entities that have colors there
 _SHOWN = 3  # candidates that are shown of a question
 _FACTS = 20  # new facts that are shown
@@ -163,8 +163,8 @@ class Ranked:
         """Questions whose answers rank nearest to the median, each once; drawn among those that are level."""
         drawn = np.random.default_rng(0).permutation(len(self.ranks))
         away_B = np.abs(self.realistic - np.median(self.realistic))
-        found = self._distinct(drawn[np.argsort(away_B[drawn], kind="stable")], count)
-        return found[np.argsort(self.realistic[found], kind="stable")]
+        questions = self._distinct(drawn[np.argsort(away_B[drawn], kind="stable")], count)
+        return questions[np.argsort(self.realistic[questions], kind="stable")]
 
     def _distinct(self, order: IntArray, count: int) -> IntArray:
         """The first of each distinct question in an order, so many."""
@@ -205,7 +205,7 @@ def questions(ranked: Ranked, ranker: Ranker, at: IntArray) -> list[Question]:
     """
     every, every_answer = ranked.asked
     queries, answers = every[at], every_answer[at]
-    found: dict[int, Question] = {}
+    by_query: dict[int, Question] = {}
     known = ranked.graph.filter_index
     filtered = [
         ranked.graph.splits[s]
@@ -226,7 +226,7 @@ def questions(ranked: Ranked, ranker: Ranker, at: IntArray) -> list[Question]:
             others = [(e, score) for e, score in pairs if score > float("-inf")]
             before = tuple(e for e, score in others if score >= float(scores_bN[i, own[i]]))
             rank, of = float(ranked.realistic[place]), int(ranked.ranks.candidates_B[place])
-            found[row] = Question(
+            by_query[row] = Question(
                 query.entity,
                 query.relation,
                 int(answers[row]),
@@ -237,7 +237,7 @@ def questions(ranked: Ranked, ranker: Ranker, at: IntArray) -> list[Question]:
                 None if before or not others else others[0][0],
                 moved=abs(float(now.of_type("realistic")[i]) - rank) > max(1.0, 0.02 * rank),
             )
-    return [found[i] for i in range(len(at))]
+    return [by_query[i] for i in range(len(at))]
 
 
 def _split_of(path: Path, graph: KnowledgeGraph, triples: IntArray) -> str:
@@ -316,22 +316,24 @@ def signal_table(rows: Sequence[Figure], triples: int) -> Table:
     return Table.of(f"MRR of {triples:,} validation triples", ("signal", "MRR", "95 %"), cells)
 
 
-def fact_table(found: NewFacts, graph: KnowledgeGraph) -> Table:
+def fact_table(facts: NewFacts, graph: KnowledgeGraph) -> Table:
     """The most probable new facts."""
     test = set(graph.labeled(graph.splits[TEST])) if TEST in graph.splits else set()
     rows = []
-    for fact in found.table.slice(0, _FACTS).to_pylist():
+    for fact in facts.table.slice(0, _FACTS).to_pylist():
         reason = str(fact.get("because", "")).split("; ")[0]
-        there = [Cell("yes" if tuple(fact[end] for end in ENDS) in test else "")] if test else []
-        told = clipped(" ".join(fact[f"{end}_name"] for end in ENDS), _DESCRIBED)
-        rows.append((Cell(told), percent(fact["probability"]), Cell(clipped(reason, _DESCRIBED)), *there))
+        in_test = [Cell("yes" if tuple(fact[end] for end in ENDS) in test else "")] if test else []
+        fact_text = clipped(" ".join(fact[f"{end}_name"] for end in ENDS), _DESCRIBED)
+        rows.append(
+            (Cell(fact_text), percent(fact["probability"]), Cell(clipped(reason, _DESCRIBED)), *in_test)
+        )
     columns = ("fact", "probability", "because", *(["in test"] if test else []))
     return Table.of("Facts that the graph probably lacks", columns, rows)
 
 
-def came_true(found: NewFacts) -> str:
+def came_true(facts: NewFacts) -> str:
     """A sentence on how many of the most probable facts the test split has."""
-    if (of := found.hidden) is None:
+    if (of := facts.hidden) is None:
         return ""
     return (
         f"The test split was hidden. Of the {of['listed']:,} facts with a probability of "
@@ -400,9 +402,9 @@ def answers_chart(ranked: Ranked) -> Chart:
     mrr = [figures["mrr"] for _, figures in rows]
     cells = [(Cell(name), *_few(figures)) for name, figures in rows]
     table = Table.of("By known answers", ("known answers", *_FEW), cells)
-    told = ", ".join(f"{name}: {value:.3f}" for (name, _), value in zip(rows, mrr, strict=True))
+    listed = ", ".join(f"{name}: {value:.3f}" for (name, _), value in zip(rows, mrr, strict=True))
     return bar_chart(
-        "MRR by known answers", f"MRR by the number of known answers: {told}.", [name for name, _ in rows],
+        "MRR by known answers", f"MRR by the number of known answers: {listed}.", [name for name, _ in rows],
         [("MRR", mrr)], table, labels=("answers in training", "MRR"),
     )  # fmt: skip
 
@@ -410,9 +412,9 @@ def answers_chart(ranked: Ranked) -> Chart:
 def relation_table(ranked: Ranked) -> Table:
     """A row per relation, those first that are asked about most."""
     names = {r.label: clipped(r.name) for r in ranked.graph.relations}
-    found = sorted(ranked.by_relation().items(), key=lambda item: -item[1]["both"]["count"])
+    relations = sorted(ranked.by_relation().items(), key=lambda item: -item[1]["both"]["count"])
     rows = []
-    for label, of in found:
+    for label, of in relations:
         both = of["both"]
         rows.append((
             Cell(names[label]), number(both["count"], 0), number(both["mrr"]), number(of["tail"].get("mrr")),
@@ -427,7 +429,7 @@ def calibration_chart(calibration: Calibration) -> Chart | None:
     """How many validation triples were expected and are there, from each probability on; None where a file
     does not say.
     """
-    rows = calibration.chosen_by.get("valid", {}).get("held out")
+    rows = calibration.chosen_by.get("valid", {}).get("held_out")
     if not rows:
         return None
     keys = (("probability", 2), ("candidates", 0), ("expected", 0), ("validation", 0))
@@ -542,11 +544,11 @@ def entity_map(ranker: Ranker, graph: KnowledgeGraph) -> Chart | None:
     from sklearn.manifold import TSNE
 
     of = kind_among(ranker, None)
-    there = embedded(ranker, of)
-    count = min(MAPPED, len(there))
-    if count < LEAST_MAPPED:
+    mapped_ids = embedded(ranker, of)
+    count = min(MAPPED, len(mapped_ids))
+    if count < MIN_MAPPED:
         return None
-    ids = np.sort(np.random.default_rng(0).choice(there, count, replace=False))
+    ids = np.sort(np.random.default_rng(0).choice(mapped_ids, count, replace=False))
     drawing = TSNE(perplexity=min(30.0, (count - 1) / 3), init="pca", metric="cosine", random_state=0)
     places_n2 = drawing.fit_transform(embeddings_of(ranker, of, ids))
     low, high = places_n2.min(0), places_n2.max(0)
@@ -572,7 +574,7 @@ def entity_map(ranker: Ranker, graph: KnowledgeGraph) -> Chart | None:
     signal = SIGNALS.get(of)
     return Chart(
         "Entities by their embeddings",
-        f"{count:,} of {len(there):,} entities, by the {signal.title if signal else of}; those that are "
+        f"{count:,} of {len(mapped_ids):,} entities, by the {signal.title if signal else of}; those that are "
         "alike are near each other, and directions mean nothing.",
         table,
         legend=tuple(legend),
@@ -606,8 +608,8 @@ class Shown:
     @classmethod
     def of(cls, graph: KnowledgeGraph, entity: int) -> Shown:
         """One of a graph."""
-        found = graph.entities[entity]
-        return cls(clipped(found.surface), clipped(found.description, _DESCRIBED))
+        read = graph.entities[entity]
+        return cls(clipped(read.surface), clipped(read.description, _DESCRIBED))
 
 
 @dataclass(frozen=True)
@@ -624,10 +626,10 @@ class ShownQuestion:
     behind: Shown | None
 
 
-def shown(graph: KnowledgeGraph, found: Sequence[Question]) -> list[ShownQuestion]:
+def shown(graph: KnowledgeGraph, questions: Sequence[Question]) -> list[ShownQuestion]:
     """Questions with their texts."""
     rows = []
-    for q in found:
+    for q in questions:
         own = Shown.of(graph, q.entity)
         rows.append(
             ShownQuestion(

@@ -127,7 +127,7 @@ class Contents:
     @property
     def sections(self) -> list[tuple[str, str]]:
         """The headings of the page, by their anchors."""
-        found = [
+        sections = [
             ("metrics", "Ranking", self.result),
             ("signals", "Signals", self.signals or self.weights),
             ("compared", "Another run", self.compared),
@@ -141,7 +141,7 @@ class Contents:
             ("audit", "The graph", True),
             ("words", "Terms", True),
         ]
-        return [(anchor, title) for anchor, title, there in found if there]
+        return [(anchor, title) for anchor, title, shown in sections if shown]
 
 
 def render(contents: Contents) -> str:
@@ -228,13 +228,13 @@ def report(run: Run | str | Path, options: ReportOptions) -> Path:
     work = _Work(opened, options.max_triples, options.batch_size, watch)
     with TemporaryDirectory() as folder:
         asked = options.split or next((s for s in ("test", "valid") if opened.graph.has(s)), None)
-        found = None
+        ranks = None
         if asked is not None or given is not None:
-            found = work.ranks(opened, given, asked or "", Path(folder) / "a.parquet")
+            ranks = work.ranks(opened, given, asked or "", Path(folder) / "a.parquet")
         with watch:
-            contents = work.contents(found)
+            contents = work.contents(ranks)
         if other is not None:
-            contents = replace(contents, compared=work.compared(found, other, Path(folder) / "b.parquet"))
+            contents = replace(contents, compared=work.compared(ranks, other, Path(folder) / "b.parquet"))
 
     files.write_atomic(output, render(contents), follow=True)
     return output
@@ -267,14 +267,14 @@ class _Work:
         """
         now = run.folder.now().scores_digest
         if given is not None:
-            found = find_ranks(given)
-            read_ranks(found)  # says what is wrong with it, first
-            if (weights := scores_digest(found)) and weights != now:
+            file = find_ranks(given)
+            read_ranks(file)  # says what is wrong with it, first
+            if (weights := scores_digest(file)) and weights != now:
                 raise RunError(
-                    f"{found} has ranks of other weights than {run.path} has now; "
+                    f"{file} has ranks of other weights than {run.path} has now; "
                     f"`kgmlm evaluate {quoted(run.path)}` makes them again"
                 )
-            return found
+            return file
         kept = run.path / "ranks" / ranks_name(run.options, split, max_triples=self.max_triples)
         own = run.extended_graph is None
         if own and now and kept.is_file() and self._is_of(kept, now):
@@ -299,7 +299,7 @@ class _Work:
             self.watch.tell(f"{error}; they are made again")
             return False
 
-    def contents(self, found: Path | None) -> Contents:
+    def contents(self, ranks: Path | None) -> Contents:
         """All that the page shows of this run."""
         from kgmlm.reporting import charts, figures
         from kgmlm.reporting.charts import clipped
@@ -307,7 +307,7 @@ class _Work:
         from kgmlm.runs.provenance import command_line
 
         run, graph = self.run, self.run.graph
-        ranked = None if found is None else Ranked.read(found, graph)
+        ranked = None if ranks is None else Ranked.read(ranks, graph)
         ranker = run.open(self.watch, self.batch_size).ranker
         curves = charts.curves(run.folder)
         more: dict[str, Any] = {"unranked": UNRANKED}
@@ -368,14 +368,14 @@ class _Work:
             return {}
         with TemporaryDirectory() as spare:
             try:
-                found = NewFacts.of(run, (folder.path if keep else Path(spare)) / FILE, self.watch)
+                facts = NewFacts.of(run, (folder.path if keep else Path(spare)) / FILE, self.watch)
             except KgmlmError as error:
                 self.watch.tell(f"no new facts: {error}")
                 return {}
-        if found is None or not len(found.table):
+        if facts is None or not len(facts.table):
             return {}
-        made = {"new_facts": figures.fact_table(found, run.graph), "came_true": figures.came_true(found)}
-        return made if found.report is None else made | {"new_facts_chart": figures.list_chart(found.report)}
+        made = {"new_facts": figures.fact_table(facts, run.graph), "came_true": figures.came_true(facts)}
+        return made if facts.report is None else made | {"new_facts_chart": figures.list_chart(facts.report)}
 
     def _result(self, ranked: Ranked) -> Result:
         """The sections that ranks say."""
@@ -424,8 +424,8 @@ class _Work:
         split = Ranked.read(own, self.run.graph).split
         path = self.ranks(other, None, split, spare)
         tables = (read_ranks(p) for p in (path, own))
-        found = compare_ranks(*tables, sides=("tail", "head", "both"))
-        return Compared(clipped(_name(other)), figures.difference_chart(found), _both(self.run, other))
+        differences = compare_ranks(*tables, sides=("tail", "head", "both"))
+        return Compared(clipped(_name(other)), figures.difference_chart(differences), _both(self.run, other))
 
 
 def _name(run: Run) -> str:
@@ -452,34 +452,35 @@ def _how_to_calibrate(folder: RunFolder) -> str:
 
 def _reranked(ranker: Ranker) -> str:
     """Describe the second stages in sentences; nothing where there is none."""
-    told = []
-    if use := ranker.uses.get("reverse"):
-        told.append(
-            f"Then the {use.k:,} best answers are scored in reverse: how probable the entity of the question "
-            f"is as their answer is added with a weight of {use.weight:.3g}."
+    sentences, weights = [], ranker.stage_weights
+    if reverse := weights.get("reverse"):
+        sentences.append(
+            f"Then the {reverse.k:,} best answers are scored in reverse: how probable the entity of the "
+            f"question is as their answer is added with a weight of {reverse.weight:.3g}."
         )
-    if use := ranker.uses.get("conditional"):
-        told.append(
-            f"Then the names of the {use.k:,} best answers are read token by token, each guessed from the "
-            f"question and the tokens before it; this is added with a weight of {use.weight:.3g}."
+    if conditional := weights.get("conditional"):
+        sentences.append(
+            f"Then the names of the {conditional.k:,} best answers are read token by token, each guessed "
+            "from the question and the tokens before it; this is added with a weight of "
+            f"{conditional.weight:.3g}."
         )
-    if use := ranker.uses.get("trees"):
-        told.append(
-            f"Last, decision trees rank the {use.k:,} best answers again, by the scores of all signals and "
-            f"by how each answer is linked to the rest of the graph, with a weight of {use.weight:.3g}."
+    if trees := weights.get("trees"):
+        sentences.append(
+            f"Last, decision trees rank the {trees.k:,} best answers again, by the scores of all signals and "
+            f"by how each answer is linked to the rest of the graph, with a weight of {trees.weight:.3g}."
         )
-    limited = [use for use in ranker.uses.values() if use.k and not all(use.states)]
+    limited = [weight for weight in weights.values() if weight.k and not all(weight.states)]
     if limited:
-        told.append(
+        sentences.append(
             "Answers of a kind that validation does not ask about, or that lose by them, keep their places."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _asked(ranked: Ranked) -> str:
     """Name the triples that were asked, as the subject of a sentence."""
-    of, found = len(ranked.graph.splits[ranked.split]), len(ranked.triples)
-    sample = f"a sample of {found:,} of the " if found < of else "the "
+    of, count = len(ranked.graph.splits[ranked.split]), len(ranked.triples)
+    sample = f"a sample of {count:,} of the " if count < of else "the "
     return f"{sample}{counted(of, f'{ranked.split} triple')}, {NOTES[ranked.split]}"
 
 

@@ -21,7 +21,7 @@ from kgmlm.core.files import as_path
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Listed, Typed, Unlinked
-from kgmlm.ranking.ranker import Ranker, SecondStage, Use
+from kgmlm.ranking.ranker import Ranker, SecondStage, StageWeight
 from kgmlm.ranking.second_stage import Conditional, ReverseScoring
 from kgmlm.ranking.trees import Trees
 from kgmlm.runs.entity_vectors import read_vectors
@@ -270,8 +270,10 @@ def tuned_ranker(
     run.tuned.check(run.fingerprints, run.path, not_used)
     if not rerank:
         return ranker
-    uses = run.tuned.uses
-    return with_stages(run, ranker, {name: uses[name] for name in uses if name not in not_used})
+    stage_weights = run.tuned.stage_weights
+    return with_stages(
+        run, ranker, {name: stage_weights[name] for name in stage_weights if name not in not_used}
+    )
 
 
 def untuned_ranker(run: RunFolder, device: str | None = None, but: tuple[str, ...] = ()) -> Ranker:
@@ -293,25 +295,25 @@ def untuned_ranker(run: RunFolder, device: str | None = None, but: tuple[str, ..
     return ranker
 
 
-def with_stages(run: RunFolder, ranker: Ranker, uses: Mapping[str, Use]) -> Ranker:
+def with_stages(run: RunFolder, ranker: Ranker, stage_weights: Mapping[str, StageWeight]) -> Ranker:
     """A ranker with those second stages of the run that score any candidates.
 
     Raises:
         RunError: when the trees are missing or damaged.
     """
     for name in SECOND:
-        if name in uses and uses[name].k:
-            ranker = ranker.with_stage(second_stage(run, name, uses[name]))
+        if name in stage_weights and stage_weights[name].k:
+            ranker = ranker.with_stage(second_stage(run, name, stage_weights[name]))
     return ranker
 
 
-def second_stage(run: RunFolder, name: str, use: Use) -> SecondStage:
+def second_stage(run: RunFolder, name: str, stage_weight: StageWeight) -> SecondStage:
     """A second stage of a run by its name, as of :data:`~kgmlm.runs.tuned.SECOND`."""
     if name != TREES:
-        return ReverseScoring(use) if name == REVERSE else Conditional(use)
+        return ReverseScoring(stage_weight) if name == REVERSE else Conditional(stage_weight)
     if not (run.path / TREES_FILE).is_file():
         raise _missing(run, TREES_FILE)
-    return Trees.open(run.path / TREES_FILE, use)
+    return Trees.open(run.path / TREES_FILE, stage_weight)
 
 
 def _missing(run: RunFolder, file: str) -> RunError:
@@ -331,7 +333,7 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
     """
     if not options.reranks:
         raise ConfigError(f"--rerank goes with --scores all or text, not {options.scores}")
-    if not ranker.reranks and REVERSE not in run.tuned.uses:
+    if not ranker.reranks and REVERSE not in run.tuned.stage_weights:
         raise ConfigError(
             f"{run.path} has no second stage; `kgmlm tune {quoted(run.path)} --add reverse` adds one"
         )
@@ -341,7 +343,9 @@ def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) 
             f"`kgmlm tune {quoted(run.path)}` chooses again"
         )
     stages = {
-        name: stage if name == TREES else stage.used(replace(stage.use, k=k))  # trees were fitted to so many
+        name: stage
+        if name == TREES
+        else stage.with_weight(replace(stage.stage_weight, k=k))  # trees were fitted to so many
         for name, stage in ranker.stages.items()
     }
     return ranker.replace(stages=stages)

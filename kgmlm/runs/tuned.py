@@ -20,7 +20,7 @@ from kgmlm.core import digests, files
 from kgmlm.core.arrays import Floats
 from kgmlm.core.digests import RESTORE
 from kgmlm.core.errors import RunError, first_line, quoted
-from kgmlm.ranking.ranker import STATES, Mixture, Use
+from kgmlm.ranking.ranker import STATES, Mixture, StageWeight
 
 MIXTURE = "model/mixture.json"
 
@@ -70,14 +70,18 @@ class TunedWeights:
     """
 
     mixture: Mixture
-    uses: Mapping[str, Use] = field(default_factory=dict)
+    stage_weights: Mapping[str, StageWeight] = field(default_factory=dict)
     of: Mapping[str, str] = field(default_factory=dict)
     by: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def active(self) -> dict[str, Use]:
+    def active(self) -> dict[str, StageWeight]:
         """The second stages that score any candidates, in their order."""
-        return {name: self.uses[name] for name in SECOND if name in self.uses and self.uses[name].k}
+        return {
+            name: self.stage_weights[name]
+            for name in SECOND
+            if name in self.stage_weights and self.stage_weights[name].k
+        }
 
     def save(self, path: Path) -> None:
         """Write them as JSON: for each signal one weight where all are alike, else ``(R, 2)``."""
@@ -87,8 +91,10 @@ class TunedWeights:
             signals[name]["damping"] = factor
         for name, weights in (_written(mixture.of_unseen) if mixture.of_unseen else {}).items():
             signals[name]["of_unseen"] = weights
-        uses = {name: asdict(self.uses[name]) if name in self.uses else None for name in SECOND}
-        values = {"signals": signals, **uses, "chosen_for": dict(self.of)}
+        stage_weights = {
+            name: asdict(self.stage_weights[name]) if name in self.stage_weights else None for name in SECOND
+        }
+        values = {"signals": signals, **stage_weights, "chosen_for": dict(self.of)}
         files.write_json(path, values | {"chosen_by": dict(self.by)})
 
     @classmethod
@@ -120,10 +126,10 @@ class TunedWeights:
             raise RunError(f"{path} is of another graph: the run has {relations:,} relations; {RESTORE}")
         if not all(np.isfinite(table_R2).all() for table_R2 in every):
             raise RunError(f"{path} is damaged: a weight is too large; {RESTORE}")
-        chosen = {name: use for name in SECOND if (use := getattr(file, name)) is not None}
-        uses = {name: Use(of.k, of.weight, of.states) for name, of in chosen.items()}
+        chosen = {name: stage_weight for name in SECOND if (stage_weight := getattr(file, name)) is not None}
+        stage_weights = {name: StageWeight(of.k, of.weight, of.states) for name, of in chosen.items()}
         mixture = replace(mixture, damping=damping, of_unseen=of_unseen)
-        return cls(mixture, uses, file.chosen_for, file.chosen_by)
+        return cls(mixture, stage_weights, file.chosen_for, file.chosen_by)
 
     def check(self, now: Mapping[str, str], run: Path, but: Iterable[str] = ()) -> None:
         """See that these were chosen for the signals that a run has now, but for those that are not asked.

@@ -170,7 +170,7 @@ def save_tuned(run: RunFolder, tuned: TunedWeights, trees: Trees | None = None) 
     if trees is not None:
         with replacing(run.path, TREES_FILE) as temporary:
             trees.save(temporary)
-    elif TREES not in tuned.uses:
+    elif TREES not in tuned.stage_weights:
         remove_file(run.path, TREES_FILE)
     with replacing(run.path, MIXTURE) as temporary:
         replace(tuned, of=run.now().fingerprints).save(temporary)

@@ -30,7 +30,7 @@ from kgmlm.runs.feedback import Feedback, Judgment, add_judgments, read_judgment
 from kgmlm.serving import schema
 from kgmlm.serving.background import FactFinder, Updates, add_updates
 from kgmlm.serving.batching import Batcher, ClosedError, FullError, Metrics
-from kgmlm.serving.schema import MOST_BYTES
+from kgmlm.serving.schema import MAX_BYTES
 from kgmlm.serving.session import (
     AddTask,
     ClassifyTask,
@@ -51,7 +51,7 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 PATIENCE = 30  # seconds until a request must be whole
 ENDING = "the service is ending"
-TOO_LARGE = f"a body has at most {MOST_BYTES:,} bytes"
+TOO_LARGE = f"a body has at most {MAX_BYTES:,} bytes"
 OPEN = {"/", "/healthz", "/openapi.json", "/docs"}  # they tell nothing of the run
 OPEN_BELOW = ("/page/", "/static-offline-docs/")
 DATA = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
@@ -136,7 +136,7 @@ class Guard:
                 raise HTTPException(408) from None
             size += len(message.get("body", b""))
             whole = not message.get("more_body", False)
-            if size > MOST_BYTES:  # of a body that did not tell its length
+            if size > MAX_BYTES:  # of a body that did not tell its length
                 raise HTTPException(413)
             return message
 
@@ -154,7 +154,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = dict(reversed(scope["headers"]))
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 18 or int(length) > MOST_BYTES:
+        if not length.isdigit() or len(length) > 18 or int(length) > MAX_BYTES:
             return problem(413, TOO_LARGE)
         host, path = _host(headers.get(b"host", b"")), _path(scope)
         if self.hosts is not None and host not in self.hosts and not is_loopback(host):
@@ -201,8 +201,8 @@ class Judging:
     def __init__(self, path: Path | None, origin: Origin) -> None:
         self.path, self.origin = path, origin
         self._lock = threading.Lock()
-        found = Feedback([], 0) if path is None else read_judgments(path)
-        self.latest = {judgment.triple: judgment for judgment in found.counting()}
+        judgments = Feedback([], 0) if path is None else read_judgments(path)
+        self.latest = {judgment.triple: judgment for judgment in judgments.counting()}
 
     def add(self, judged: schema.Judged) -> Judgment:
         """Keep a judgment.
@@ -211,18 +211,18 @@ class Judging:
             RunError: when it cannot be written, or the folder is not the run's any more.
         """
         assert self.path is not None
-        said = Judgment(**judged.model_dump(), fingerprint=self.origin.folder.scores_digest)
+        judgment = Judgment(**judged.model_dump(), fingerprint=self.origin.folder.scores_digest)
         with self._lock:
             if not self.origin.is_the_run:  # another run may be there, or nothing, which would be made
                 raise RunError(MOVED)
             try:
-                add_judgments(self.path, said)
+                add_judgments(self.path, judgment)
             except RunError:  # it names paths of this machine
                 raise RunError(FAILED) from None
-            self.latest.pop(said.triple, None)
-            if said.label is not None:
-                self.latest[said.triple] = said
-        return said
+            self.latest.pop(judgment.triple, None)
+            if judgment.label is not None:
+                self.latest[judgment.triple] = judgment
+        return judgment
 
     @property
     def possible(self) -> bool:
@@ -232,7 +232,9 @@ class Judging:
     def of(self, entity: str | None) -> list[Judgment]:
         """The judgments that count; of triples of one entity, where one is given."""
         with self._lock:
-            return [said for (h, _, t), said in self.latest.items() if entity is None or entity in (h, t)]
+            return [
+                judgment for (h, _, t), judgment in self.latest.items() if entity is None or entity in (h, t)
+            ]
 
 
 def add_page(app: FastAPI) -> None:
@@ -287,7 +289,7 @@ def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
         ] = None,
     ) -> Any:
         """The judgments that count: the latest one of each triple."""
-        return {"results": [said.model_dump() for said in judging.of(entity)]}
+        return {"results": [judgment.model_dump() for judgment in judging.of(entity)]}
 
 
 GONE = 499  # the client has left; nobody reads this
@@ -394,8 +396,8 @@ def _only_known(request: Request) -> None:
     known = [str(parameter.alias) for parameter in route.dependant.query_params]
     for name in request.query_params:
         if name not in known:
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            raise HTTPException(422, f"{route.path} has no parameter '{name}'; {there}")
+            listed = f"it has {', '.join(known)}" if known else "it has none"
+            raise HTTPException(422, f"{route.path} has no parameter '{name}'; {listed}")
 
 
 def create_app(session: Session, options: Options, information: Mapping[str, Any]) -> FastAPI:
@@ -505,8 +507,8 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
     @app.post("/explore", response_model=schema.ExploreResponse)
     async def explore(request: Request, body: schema.ExploreRequest) -> Any:
         """All that the page shows of one query: its text, and explained answers with their probabilities."""
-        (found,) = await service.ask(request, ExploreTask(body, Own(body.entities)))
-        return await _answer(schema.ExploreResponse, found, unset=True)
+        (explored,) = await service.ask(request, ExploreTask(body, Own(body.entities)))
+        return await _answer(schema.ExploreResponse, explored, unset=True)
 
     @app.get("/new-facts", response_model=schema.NewFactsResponse)
     def new_facts(
@@ -518,8 +520,8 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
     ) -> Any:
         """The triples that the graph probably lacks. The first request begins to look for them, as
         `kgmlm complete` does, in a process of its own."""
-        found = facts.page(relation, offset, limit)
-        return found | {"facts": [session.reasoned(fact) for fact in found["facts"]]}
+        page = facts.page(relation, offset, limit)
+        return page | {"facts": [session.reasoned(fact) for fact in page["facts"]]}
 
     @app.get("/similar", response_model=schema.SimilarResponse)
     async def similar(
@@ -528,8 +530,8 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
         k: Annotated[int, Query(ge=1, le=100)] = 10,
     ) -> Any:
         """The entities that are most like one, by their embeddings; none where it has no embedding."""
-        (found,) = await service.ask(request, SimilarTask(entity, k))
-        return {"results": found}
+        (answer,) = await service.ask(request, SimilarTask(entity, k))
+        return {"results": answer}
 
     @app.get("/missing", response_model=schema.MissingResponse)
     async def missing(
@@ -538,8 +540,8 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
         k: Annotated[int, Query(ge=1, le=100)] = 10,
     ) -> Any:
         """The facts that an entity probably lacks, over all relations, the most probable first."""
-        (found,) = await service.ask(request, MissingTask(entity, k))
-        return {"results": found}
+        (answer,) = await service.ask(request, MissingTask(entity, k))
+        return {"results": answer}
 
     @app.post("/near", response_model=schema.NearResponse)
     def near(body: schema.NearRequest) -> Any:
@@ -564,12 +566,14 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
         """Entities whose label, name or alias is like what was typed; without it some examples."""
         hits = session.find(q, k) if q.strip() else session.examples(relation, side, k)
         graph = session.graph
-        found = [(graph.entities[hit.entity], hit.match) for hit in hits if hit.entity < len(graph.entities)]
+        hits_shown = [
+            (graph.entities[hit.entity], hit.match) for hit in hits if hit.entity < len(graph.entities)
+        ]
         return {
             "results": [
                 {"label": e.label, "name": e.surface, "description": e.description, "aliases": e.aliases}
                 | {"match": match}
-                for e, match in found
+                for e, match in hits_shown
             ]
         }
 
@@ -602,13 +606,13 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
     def entity(
         label: Annotated[str, fastapi.Path(max_length=schema.LONGEST_NAME)],
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
-        limit: Annotated[int, Query(ge=1, le=schema.MOST_K)] = 50,
+        limit: Annotated[int, Query(ge=1, le=schema.MAX_K)] = 50,
     ) -> Any:
         """An entity by its label, and its triples page by page."""
-        found = session.pages.page(session.graph, label, offset, limit)
-        if found is None:
+        page = session.pages.page(session.graph, label, offset, limit)
+        if page is None:
             raise HTTPException(404, f"no entity has the label '{label}'")
-        return found
+        return page
 
     @app.get("/info", response_model=schema.InfoResponse)
     def info() -> Any:
@@ -673,7 +677,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        said = {
+        message = {
             408: f"the request was not whole after {PATIENCE} s",
             404: f"there is no path {request.url.path}; /openapi.json lists all paths",
             405: f"{request.url.path} does not take {request.method}",
@@ -682,7 +686,7 @@ def _add_errors(app: FastAPI) -> None:
         }
         if error.status_code == 408:
             error.headers = {"Connection": "close"}
-        own = error.detail if error.detail[:1].islower() else said.get(error.status_code, error.detail)
+        own = error.detail if error.detail[:1].islower() else message.get(error.status_code, error.detail)
         return problem(error.status_code, readable(own), **dict(error.headers or {}))
 
     @app.exception_handler(Exception)

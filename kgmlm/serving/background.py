@@ -67,8 +67,8 @@ def _started(command: Sequence[str]) -> subprocess.Popen[str]:
 
 def _last_words(process: subprocess.Popen[str]) -> str:
     """Why a process has failed."""
-    said = (process.communicate()[1] or "").strip() or "the work was ended"
-    return said.splitlines()[-1].removeprefix("kgmlm: ")
+    message = (process.communicate()[1] or "").strip() or "the work was ended"
+    return message.splitlines()[-1].removeprefix("kgmlm: ")
 
 
 class FactFinder:
@@ -104,21 +104,21 @@ class FactFinder:
         """
         with self._lock:
             self._look()
-            status, found = self._status, self._found
+            status, page = self._status, self._found
             done = progress(self._steps[0][0]) if status == "looking" else 1.0
-        if found is None:
+        if page is None:
             nothing: Row = {"asked": 0, "hidden": None, "total": 0, "relations": [], "facts": []}
             return {"status": status, "progress": done, "why": self._why, **nothing}
-        counts = pc.value_counts(found.table.column("relation")).to_pylist()
-        chosen = found.table
+        counts = pc.value_counts(page.table.column("relation")).to_pylist()
+        chosen = page.table
         if relation is not None:
             chosen = chosen.filter(pc.equal(chosen.column("relation"), relation))
         return {
             "status": status,
             "progress": done,
             "why": "",
-            "asked": found.asked,
-            "hidden": found.hidden,
+            "asked": page.asked,
+            "hidden": page.hidden,
             "total": len(chosen),
             "relations": sorted(
                 ({"label": c["values"], "facts": c["counts"]} for c in counts),
@@ -232,8 +232,8 @@ class Updates:
     def _look(self) -> Row:
         process = self._process
         if process is not None and process.poll() is not None:
-            done, said = process.returncode == 0, _last_words(process)
-            why = "" if done else self._plain(said)
+            done, message = process.returncode == 0, _last_words(process)
+            why = "" if done else self._plain(message)
             self._state = {**self._state, "status": "updated" if done else "failed", "why": why}
             self._end()
         return self._state
@@ -274,12 +274,12 @@ def _written(entities: Sequence[NewEntity], folder: Path) -> list[str]:
         for given in entity.triples
     ]
     files.write_parquet(folder / "entities.parquet", pa.table(texts))
-    found = ["--entities", str(folder / "entities.parquet")]
+    options = ["--entities", str(folder / "entities.parquet")]
     if triples:
         columns = dict(zip(ENDS, (list(x) for x in zip(*triples, strict=True)), strict=True))
         files.write_parquet(folder / "triples.parquet", pa.table(columns))
-        found += ["--triples", str(folder / "triples.parquet")]
-    return found
+        options += ["--triples", str(folder / "triples.parquet")]
+    return options
 
 
 def add_updates(app: FastAPI, session: Session, updates: Updates) -> None:

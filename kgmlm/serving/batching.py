@@ -239,5 +239,5 @@ class Metrics:
 
     def text(self) -> bytes:
         """In the format that Prometheus reads."""
-        found: bytes = generate_latest(self.registry)
-        return found
+        text: bytes = generate_latest(self.registry)
+        return text

@@ -74,16 +74,16 @@ class Search:
         begins so (the shortest first), then those that are like it.
         """
         typed = _plain(typed)
-        found: dict[int, float] = {}
+        best: dict[int, float] = {}
         for row in self._beginning(typed, k):
-            found.setdefault(int(self.owners[row]), 100.0)
-        if len(found) < k:
+            best.setdefault(int(self.owners[row]), 100.0)
+        if len(best) < k:
             likes = sorted(
                 ((match, -len(self.texts[row]), -row) for row, match in self._like(typed)), reverse=True
             )
             for match, _, row in likes:
-                found.setdefault(int(self.owners[-row]), round(match, 1))
-        return [Hit(*pair) for pair in list(found.items())[:k]]
+                best.setdefault(int(self.owners[-row]), round(match, 1))
+        return [Hit(*pair) for pair in list(best.items())[:k]]
 
     def _beginning(self, typed: str, k: int) -> list[int]:
         """Rows of texts that begin so, shortest first; of very many those that come first."""
@@ -117,10 +117,10 @@ class Search:
 
 def _alike(typed: str, text: str) -> float:
     """From 0 to 99: how like the whole text, its beginning, or one of its words is."""
-    found = max(fuzz.ratio(typed, text), 0.95 * fuzz.ratio(typed, text[: len(typed)]))
+    ratio = max(fuzz.ratio(typed, text), 0.95 * fuzz.ratio(typed, text[: len(typed)]))
     if len(text) > len(typed):
-        found = max(found, 0.9 * fuzz.partial_ratio(typed, text))
-    return min(99.0, float(found))
+        ratio = max(ratio, 0.9 * fuzz.partial_ratio(typed, text))
+    return min(99.0, float(ratio))
 
 
 def _plain(text: str) -> str:
@@ -130,8 +130,8 @@ def _plain(text: str) -> str:
 def _pairs(text: bytes) -> IntArray:
     """Codes of pairs of neighboring bytes, the beginning of the text counting as one."""
     bytes_n = np.frombuffer(b"\0" + text, np.uint8).astype(np.int64)
-    found: IntArray = bytes_n[:-1] * 256 + bytes_n[1:]
-    return found
+    pairs: IntArray = bytes_n[:-1] * 256 + bytes_n[1:]
+    return pairs
 
 
 def _index(texts: Sequence[str]) -> tuple[IntArray, IntArray, IntArray]:
@@ -166,7 +166,7 @@ def _block(texts: Sequence[str], first: int) -> tuple[IntArray, IntArray, IntArr
     return counts, (rows + first).astype(np.int32), np.bincount(rows, minlength=len(texts))
 
 
-NEAR = 4  # triples of each kind that are told
+NEAR = 4  # triples of each kind that are edge_rows
 ANSWERS = range(2, 9)  # that an example has
 TYPES = 200  # that a new entity can be given by choosing
 NEW = 3  # entities that are proposed to be asked about
@@ -286,8 +286,8 @@ class Explorer:
 
     def named(self, entity: int) -> Row:
         """Label and name of an entity."""
-        found = self.graph.entities[entity]
-        return {"label": found.label, "name": found.surface}
+        read = self.graph.entities[entity]
+        return {"label": read.label, "name": read.surface}
 
     @cached_property
     def _types(self) -> dict[int, list[str]]:
@@ -296,12 +296,12 @@ class Explorer:
         names = [r.name.casefold() for r in self.graph.relations]
         asked = [i for i, label in enumerate(labels) if label == self.type_relation]
         asked = asked or [i for i, name in enumerate(names) if name in TYPING]
-        found: dict[int, list[str]] = {}
+        types: dict[int, list[str]] = {}
         for relation in asked[:1]:
             train = self.graph.splits["train"]
             for h, _, t in distinct_triples(train[train[:, 1] == relation]).tolist():
-                found.setdefault(h, []).append(self.graph.entities[t].surface)
-        return found
+                types.setdefault(h, []).append(self.graph.entities[t].surface)
+        return types
 
     def types(self, entity: int, given: tuple[str, ...]) -> list[str]:
         """The types of an entity: those that it is given, and those by a relation for that."""
@@ -360,8 +360,8 @@ class Explorer:
     @cached_property
     def heads_R(self) -> dict[int, int]:
         """For each relation that training has, a head to begin with."""
-        found = self.beginnings(None, "head", len(self.graph.relations))
-        return {relation: entity for entity, relation in found}
+        heads = self.beginnings(None, "head", len(self.graph.relations))
+        return {relation: entity for entity, relation in heads}
 
     @cached_property
     def what_ifs(self) -> list[Row]:
@@ -374,25 +374,25 @@ class Explorer:
             rows = [what.model_dump() | {"triples": []} for what in chosen if what.relation in labels]
             if rows:
                 return rows[:NEW]
-        found: dict[int, Row] = {}
+        examples: dict[int, Row] = {}
         firsts = self.beginnings(None, "head", len(graph.relations))
         more = (pair for _, relation in firsts for pair in self.beginnings(relation, "head", NEW))
         for entity, relation in chain(firsts, more):
-            if len(found) == NEW:
+            if len(examples) == NEW:
                 break
-            if entity in found:
+            if entity in examples:
                 continue
             of = graph.entities[entity]
-            found[entity] = {
+            examples[entity] = {
                 "name": f"another {of.surface}"[:LONGEST_NAME],
                 "description": of.description[:LONGEST_DESCRIPTION],
                 "types": list(of.types),
                 "relation": graph.relations[relation].label,
-                "triples": [] if of.description else self._told(entity, relation),
+                "triples": [] if of.description else self._examples_of(entity, relation),
             }
-        return list(found.values())
+        return list(examples.values())
 
-    def _told(self, entity: int, asked: int) -> list[Row]:
+    def _examples_of(self, entity: int, asked: int) -> list[Row]:
         """Two triples of an entity by other relations than the asked one."""
         graph, train = self.graph, distinct_triples(self.graph.splits["train"])
         own = train[(train[:, 1] != asked) & (train[:, [0, 2]] == entity).any(1)]
@@ -453,13 +453,13 @@ class Pages:
         of = np.append(np.searchsorted(ends, places, "right"), np.full(len(added), len(ends)))
         triples = np.concatenate([self.graph.all_triples[places], added])
         shown = slice(offset, offset + limit)
-        found = graph.entities[entity]
+        read = graph.entities[entity]
         return {
-            "label": found.label,
-            "name": found.surface,
-            "description": found.description,
-            "types": list(found.types),
-            "aliases": list(found.aliases),
+            "label": read.label,
+            "name": read.surface,
+            "description": read.description,
+            "types": list(read.types),
+            "aliases": list(read.aliases),
             "total": len(triples),
             "offset": offset,
             "triples": [
@@ -503,29 +503,29 @@ def _rows(graph: KnowledgeGraph, predictions: Sequence[Prediction]) -> list[Row]
 
 
 def _described(graph: KnowledgeGraph, entity: int) -> Row:
-    found = graph.entities[entity]
+    read = graph.entities[entity]
     return {
         "id": entity,
-        "label": found.label,
-        "name": found.surface,
-        "description": found.description,
-        "types": found.types,
+        "label": read.label,
+        "name": read.surface,
+        "description": read.description,
+        "types": read.types,
     }
 
 
 def named(graph: KnowledgeGraph, entity: int) -> Row:
     """An entity's label and name."""
-    found = graph.entities[entity]
-    return {"label": found.label, "name": found.surface}
+    read = graph.entities[entity]
+    return {"label": read.label, "name": read.surface}
 
 
 def named_relation(graph: KnowledgeGraph, relation: int) -> Row:
     """A relation's label and name."""
-    found = graph.relations[relation]
-    return {"label": found.label, "name": found.name}
+    read = graph.relations[relation]
+    return {"label": read.label, "name": read.name}
 
 
-def told(graph: KnowledgeGraph, edges: Sequence[Edge]) -> list[Row]:
+def edge_rows(graph: KnowledgeGraph, edges: Sequence[Edge]) -> list[Row]:
     """Triples as one of their entities has them."""
     return [
         {
@@ -547,14 +547,14 @@ def _reading(predictor: Predictor, query: Query) -> Row:
         [whole], span, text.max_length, vector=settings.vector.enabled
     )
     mask = str(reader.tokenizer.tokenizer.mask_token)
-    said = reader.tokenizer.render(whole, encoded)
+    tokens = reader.tokenizer.render(whole, encoded)
     hole = " ".join([mask] * (span + encoded.vector))
-    before, _, after = said.rpartition(hole) if not whole.after else said.partition(hole)
+    before, _, after = tokens.rpartition(hole) if not whole.after else tokens.partition(hole)
     edges = neighborhood(reader.context, query, text.neighbors) if text.neighbors else []
     return {
         "before": before.strip(),
         "after": after.strip(),
         "hole": span,
         "cut": encoded.cut,
-        "neighbors": told(graph, edges),
+        "neighbors": edge_rows(graph, edges),
     }

@@ -9,20 +9,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-MOST_QUERIES = 256  # queries, or triples, of one request
-MOST_WORK = 8192  # of one request, in texts that the model reads
-MOST_K = 1000  # candidates of a query, and rows of a page
-MOST_NEW = 100  # new entities of one request
-MOST_GIVEN = 100  # triples of a new entity
-MOST_TYPES = 20  # of a new entity
-MOST_KEPT = 10_000  # new entities that a process keeps
-MOST_KEPT_TRIPLES = 100_000  # and their triples
+MAX_QUERIES = 256  # queries, or triples, of one request
+MAX_WORK = 8192  # of one request, in texts that the model reads
+MAX_K = 1000  # candidates of a query, and rows of a page
+MAX_NEW = 100  # new entities of one request
+MAX_GIVEN = 100  # triples of a new entity
+MAX_TYPES = 20  # of a new entity
+MAX_KEPT = 10_000  # new entities that a process keeps
+MAX_KEPT_TRIPLES = 100_000  # and their triples
 LONGEST_NAME = 1000  # characters
 LONGEST_DESCRIPTION = 10_000
-MOST_BYTES = 2**20  # of a request's body
-MOST_ALSO = 10  # further candidates that are explained
+MAX_BYTES = 2**20  # of a request's body
+MAX_ALSO = 10  # further candidates that are explained
 Name = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_NAME)]
-K = Annotated[int, Field(strict=True, ge=1, le=MOST_K, description="The most candidates per query.")]
+K = Annotated[int, Field(strict=True, ge=1, le=MAX_K, description="The most candidates per query.")]
 
 
 class Body(BaseModel):
@@ -48,7 +48,7 @@ class OneSide(Body):
         return "give either a head (to rank tails) or a tail (to rank heads)"
 
 
-class Asked(OneSide):
+class RankQuery(OneSide):
     """One query: a relation, and a head (to rank tails) or a tail (to rank heads), as labels or names."""
 
 
@@ -82,11 +82,11 @@ class NewEntity(Body):
 
     name: NewName = Field(description="What people call it.")
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
-    types: list[NewType] = Field([], max_length=MOST_TYPES, description="What it is, as other entities are.")
+    types: list[NewType] = Field([], max_length=MAX_TYPES, description="What it is, as other entities are.")
     label: NewName | None = Field(None, description="Its identifier; by default its name.")
     triples: list[NewTriple] = Field(
         [],
-        max_length=MOST_GIVEN,
+        max_length=MAX_GIVEN,
         description="What is known of it, as training triples are of others: neighbors in the text, what "
         "rules and types go by, known answers. The other entity may be new, too.",
     )
@@ -95,7 +95,7 @@ class NewEntity(Body):
 NewEntities = Annotated[
     list[NewEntity],
     Field(
-        max_length=MOST_NEW,
+        max_length=MAX_NEW,
         description="Entities for this request alone; they are candidates, and queries may name them.",
     ),
 ]
@@ -104,24 +104,24 @@ NewEntities = Annotated[
 class RankRequest(Body):
     """Queries whose best answers are asked for."""
 
-    queries: list[Asked] = Field(min_length=1, max_length=MOST_QUERIES)
+    queries: list[RankQuery] = Field(min_length=1, max_length=MAX_QUERIES)
     k: K = 10
     novel: bool = Field(False, description="Leave out triples that the graph has.")
     entities: NewEntities = []
 
 
-class ExploreRequest(Asked):
+class ExploreRequest(RankQuery):
     """One query, for all that the page shows of it."""
 
     k: K = 10
     novel: bool = Field(False, description="Leave out triples that the graph has.")
     entities: NewEntities = []
     also: list[Name] = Field(
-        [], max_length=MOST_ALSO, description="Candidates to explain wherever they rank, by label or name."
+        [], max_length=MAX_ALSO, description="Candidates to explain wherever they rank, by label or name."
     )
 
 
-class NearRequest(Asked):
+class NearRequest(RankQuery):
     """An answer of a query."""
 
     answer: Name = Field(description="Its label or name.")
@@ -147,7 +147,7 @@ class Triple(Body):
 class ClassifyRequest(Body):
     """Triples whose probability is asked for."""
 
-    triples: list[Triple] = Field(min_length=1, max_length=MOST_QUERIES)
+    triples: list[Triple] = Field(min_length=1, max_length=MAX_QUERIES)
     prior: float = Field(
         0.5, gt=0, lt=1, description="The share of true triples in the list, for `probability_if_half_true`."
     )
@@ -158,7 +158,7 @@ class ClassifyRequest(Body):
 class AddRequest(Body):
     """Entities that this process is to know from now on."""
 
-    entities: list[NewEntity] = Field(min_length=1, max_length=MOST_NEW)
+    entities: list[NewEntity] = Field(min_length=1, max_length=MAX_NEW)
 
 
 class UpdateRequest(AddRequest):
@@ -506,18 +506,18 @@ class NewFactsResponse(BaseModel):
 class Limits(BaseModel):
     """The most that requests may ask for."""
 
-    queries: int = MOST_QUERIES
+    queries: int = MAX_QUERIES
     work: int = Field(
-        MOST_WORK,
+        MAX_WORK,
         description="Texts to read: a query is one, and one for each candidate that is scored in reverse "
         "; ten explained answers are one; a triple is two, a new entity is one.",
     )
-    k: int = MOST_K
-    entities: int = MOST_NEW
-    triples: int = MOST_GIVEN
+    k: int = MAX_K
+    entities: int = MAX_NEW
+    triples: int = MAX_GIVEN
     name_characters: int = LONGEST_NAME
     description_characters: int = LONGEST_DESCRIPTION
-    body_bytes: int = MOST_BYTES
+    body_bytes: int = MAX_BYTES
 
 
 class ExampleQuery(BaseModel):

@@ -284,22 +284,22 @@ async def _begun(app: FastAPI) -> AbstractAsyncContextManager[Any]:
 async def _beside(work: Callable[[], T]) -> T:
     """Work in a thread that nobody waits for when the process ends."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def settle(set_: Callable[[Any], None], value: Any) -> None:
-        if not found.done():
+        if not future.done():
             set_(value)
 
     def run() -> None:
         try:
-            outcome = found.set_result, work()
+            outcome = future.set_result, work()
         except BaseException as error:
-            outcome = found.set_exception, error  # type: ignore[assignment]
+            outcome = future.set_exception, error  # type: ignore[assignment]
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, daemon=True).start()
-    return await found
+    return await future
 
 
 LONGEST = 1.0  # seconds that the first query of a batch may wait for others
@@ -406,14 +406,14 @@ def _feedback(run: Run, everybody: bool) -> Path | None:
 
 def _information(run: Run) -> dict[str, Any]:
     """The answer of `kgmlm info`, without what concerns the machine alone."""
-    told = {key: _told(value) for key, value in info(run).as_json().items() if key not in LOCAL}
-    return {"run": run.path.resolve().name, **told}
+    about = {key: _public(value) for key, value in info(run).as_json().items() if key not in LOCAL}
+    return {"run": run.path.resolve().name, **about}
 
 
-def _told(value: Any) -> Any:
+def _public(value: Any) -> Any:
     """Leave out how and where something was made; name files by their names alone."""
     if isinstance(value, dict):
-        return {key: _told(part) for key, part in value.items() if key not in UNTOLD}
+        return {key: _public(part) for key, part in value.items() if key not in UNTOLD}
     if isinstance(value, list):
-        return [_told(part) for part in value]
+        return [_public(part) for part in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

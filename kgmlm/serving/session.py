@@ -29,15 +29,15 @@ from kgmlm.ranking.predictor import Prediction, Predictor
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import PROBABILITIES, read_record
 from kgmlm.runs.run import Run
-from kgmlm.serving.explore import Explorer, Hit, Pages, Search, shown, told
+from kgmlm.serving.explore import Explorer, Hit, Pages, Search, edge_rows, shown
 from kgmlm.serving.schema import (
-    MOST_KEPT,
-    MOST_KEPT_TRIPLES,
-    MOST_WORK,
-    Asked,
+    MAX_KEPT,
+    MAX_KEPT_TRIPLES,
+    MAX_WORK,
     ExploreRequest,
     NewEntity,
     OneSide,
+    RankQuery,
     Triple,
 )
 from kgmlm.sharing.embeddings import nearest
@@ -130,10 +130,10 @@ class OwnNames:
         """
         if text in self.labels:
             return self.labels[text]
-        found = self.names.get(folded(text), [])
-        if len(found) > 1:
-            raise QueryError(f"'{text}' names {len(found)} of the new entities; give a label")
-        return found[0] if found else self.base.entity(text)
+        ids = self.names.get(folded(text), [])
+        if len(ids) > 1:
+            raise QueryError(f"'{text}' names {len(ids)} of the new entities; give a label")
+        return ids[0] if ids else self.base.entity(text)
 
     def relation(self, text: str) -> int:
         """Id of a relation, of the graph."""
@@ -166,7 +166,7 @@ def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> In
     Raises:
         QueryError: for an unknown or ambiguous entity or relation.
     """
-    found = []
+    triples = []
     for i, entity in enumerate(entities):
         for n, given in enumerate(entity.triples):
             try:
@@ -175,8 +175,8 @@ def triples_of(entities: Sequence[NewEntity], names: OwnNames, first: int) -> In
                 raise QueryError(f"entities.{i}.triples.{n}: {error}") from None
             ends = (query.entity, first + i)
             head, tail = ends if query.target == "tail" else ends[::-1]
-            found.append((head, query.relation, tail))
-    return np.array(found, np.int64).reshape(-1, 3)
+            triples.append((head, query.relation, tail))
+    return np.array(triples, np.int64).reshape(-1, 3)
 
 
 def check_written(
@@ -254,7 +254,7 @@ class Own:
 class RankTask:
     """Queries of one request."""
 
-    queries: Sequence[Asked]
+    queries: Sequence[RankQuery]
     k: int
     novel: bool
     explain: bool = False
@@ -349,17 +349,17 @@ class Session:
         if isinstance(task, ClassifyTask):
             size, count = 2, len(task.triples)
         else:
-            size = 1 + sum(use.k for use in self.predictor.ranker.uses.values())
+            size = 1 + sum(stage_weight.k for stage_weight in self.predictor.ranker.stage_weights.values())
             if self.predictor.classifier is not None:  # each answer is asked for from its other side
                 size += task.asked.k + len(task.asked.also) if isinstance(task, ExploreTask) else task.k
             if isinstance(task, ExploreTask):
                 size, count = size + (task.asked.k + len(task.asked.also)) // EXPLAINED, 1
             else:
                 size, count = size + task.k // (EXPLAINED if task.explain else TOLD), len(task.queries)
-        if (work := size * count + len(task.own.entities)) > MOST_WORK:
+        if (work := size * count + len(task.own.entities)) > MAX_WORK:
             raise QueryError(
-                f"this is {work:,} texts for the model to read, and one request may ask {MOST_WORK:,}: ask "
-                f"{max(1, MOST_WORK // size)} at a time, or fewer candidates"
+                f"this is {work:,} texts for the model to read, and one request may ask {MAX_WORK:,}: ask "
+                f"{max(1, MAX_WORK // size)} at a time, or fewer candidates"
             )
         step = max(1, self.batch_size // size)
         if isinstance(task, ExploreTask) or count <= step:
@@ -427,8 +427,8 @@ class Session:
             at: self._tried(lambda t: [query_of(names, q) for q in t.queries], task)
             for at, task in tasks.items()
         }
-        asked = {at: found for at, found in results.items() if isinstance(found, list)}
-        queries = [query for found in asked.values() for query in found]
+        asked = {at: queries_of for at, queries_of in results.items() if isinstance(queries_of, list)}
+        queries = [query for queries_of in asked.values() for query in queries_of]
         if not queries:
             return results
         k = max(tasks[at].k for at in asked)
@@ -437,8 +437,8 @@ class Session:
             predictor.predict(queries, k, novel=novel, explain=explain, batch_size=self.batch_size)
         )
         rows = iter(range(len(queries)))
-        for at, found in asked.items():
-            results[at] = [_row(predictor.graph, q, predicted[next(rows)][: tasks[at].k]) for q in found]
+        for at, queries_of in asked.items():
+            results[at] = [_row(predictor.graph, q, predicted[next(rows)][: tasks[at].k]) for q in queries_of]
         return results
 
     def _classified(self, tasks: dict[int, ClassifyTask]) -> dict[int, Any]:
@@ -453,13 +453,13 @@ class Session:
         except KgmlmError as error:
             return dict.fromkeys(tasks, error)
         results = {at: self._tried(lambda t: _ids(names, t.triples), task) for at, task in tasks.items()}
-        asked = {at: found for at, found in results.items() if not isinstance(found, KgmlmError)}
+        asked = {at: ids for at, ids in results.items() if not isinstance(ids, KgmlmError)}
         if not asked:
             return results
         claims = [(ids, tasks[at].prior) for at, ids in asked.items()]
         judgments = judged(predictor.classifier, predictor.graph, claims, batch_size=self.batch_size)
-        for at, found in zip(asked, judgments, strict=True):
-            results[at] = found.as_json(tasks[at].explain)
+        for at, judgment in zip(asked, judgments, strict=True):
+            results[at] = judgment.as_json(tasks[at].explain)
         return results
 
     def _explored(self, task: ExploreTask) -> Row:
@@ -467,16 +467,16 @@ class Session:
         predictor, names = self._knowing(task.own)
         query = query_of(names, asked)
         also = np.array([names.entity(text) for text in asked.also], np.int64)
-        found = shown(predictor, query, asked.k, asked.novel, also)
-        rows = [*found["predictions"], *found["also"]]
-        for row in (found["entity"], *rows):
+        page = shown(predictor, query, asked.k, asked.novel, also)
+        rows = [*page["predictions"], *page["also"]]
+        for row in (page["entity"], *rows):
             row["types"] = self.explorer.types(row["id"], row["types"])
         for row in rows:
             ends = (query.entity, row["id"]) if query.target == "tail" else (row["id"], query.entity)
             row["in_test"] = (ends[0], query.relation, ends[1]) in self._test
-        found["entity"]["of_graph"] = query.entity < len(self.graph.entities)
-        found["entity"]["given"] = self._given(predictor.graph, query.entity)
-        return found
+        page["entity"]["of_graph"] = query.entity < len(self.graph.entities)
+        page["entity"]["given"] = self._given(predictor.graph, query.entity)
+        return page
 
     def _similar(self, task: SimilarTask) -> list[Row]:
         entity, ranker = self.run.graph.entities.find(task.entity), self.predictor.ranker
@@ -502,7 +502,7 @@ class Session:
     def _given(self, graph: KnowledgeGraph, entity: int) -> list[Row]:
         """The triples that an entity has from a request."""
         given = graph.splits["train"][len(self.graph.splits["train"]) :].tolist()
-        return told(
+        return edge_rows(
             graph,
             [
                 Edge(r, "tail", t) if h == entity else Edge(r, "head", h)
@@ -516,7 +516,7 @@ class Session:
         """The graph of the run, to walk through."""
         return Explorer(self.run.graph, self.run.settings.types.relation)
 
-    def near(self, asked: Asked, answer: str) -> dict[str, list[Row]]:
+    def near(self, asked: RankQuery, answer: str) -> dict[str, list[Row]]:
         """Training triples like an answer of a query.
 
         Raises:
@@ -528,8 +528,8 @@ class Session:
     def examples(self, relation: str, side: str, k: int) -> list[Hit]:
         """Entities to begin with, of one relation by its label, or of any."""
         asked = self.names.relation(relation) if relation else None
-        found = self.explorer.beginnings(asked, side, k if asked is not None else len(self.graph.relations))
-        return [Hit(entity, 100.0) for entity in list(dict.fromkeys(e for e, _ in found))[:k]]
+        ids = self.explorer.beginnings(asked, side, k if asked is not None else len(self.graph.relations))
+        return [Hit(entity, 100.0) for entity in list(dict.fromkeys(e for e, _ in ids))[:k]]
 
     def reasoned(self, fact: Row) -> Row:
         """A new fact with its reason, and whether test has it."""
@@ -552,9 +552,9 @@ class Session:
             QueryError: when too many are kept, or a triple has an unknown entity or relation.
         """
         added = [*self.added, *task.entities]
-        if len(added) > MOST_KEPT or sum(len(e.triples) for e in added) > MOST_KEPT_TRIPLES:
+        if len(added) > MAX_KEPT or sum(len(e.triples) for e in added) > MAX_KEPT_TRIPLES:
             raise QueryError(
-                f"at most {MOST_KEPT:,} entities with {MOST_KEPT_TRIPLES:,} triples are kept per process"
+                f"at most {MAX_KEPT:,} entities with {MAX_KEPT_TRIPLES:,} triples are kept per process"
             )
         predictor, _ = self._with(task.entities)
         self.searched_added = Search(table_of(added), len(self.run.graph.entities))

@@ -75,25 +75,30 @@ class Embeddings:
         return target
 
 
-def _as_parquet(found: Embeddings, path: Path) -> None:
+def _as_parquet(embeddings: Embeddings, path: Path) -> None:
     """Write the columns label, name and vector."""
-    flat = pa.array(np.ascontiguousarray(found.vectors).ravel())
-    vectors = pa.FixedSizeListArray.from_arrays(flat, found.vectors.shape[1])
-    table = pa.table({"label": found.labels, "name": found.names, "vector": vectors})
+    flat = pa.array(np.ascontiguousarray(embeddings.vectors).ravel())
+    vectors = pa.FixedSizeListArray.from_arrays(flat, embeddings.vectors.shape[1])
+    table = pa.table({"label": embeddings.labels, "name": embeddings.names, "vector": vectors})
     pq.write_table(table, path)
 
 
-def _as_arrays(found: Embeddings, path: Path) -> None:
+def _as_arrays(embeddings: Embeddings, path: Path) -> None:
     """Write arrays of NumPy; texts are arrays of letters, so that no pickle is needed."""
     with path.open("wb") as file:
-        np.savez(file, labels=np.array(found.labels), names=np.array(found.names), vectors=found.vectors)
+        np.savez(
+            file,
+            labels=np.array(embeddings.labels),
+            names=np.array(embeddings.names),
+            vectors=embeddings.vectors,
+        )
 
 
-def _as_word2vec(found: Embeddings, path: Path) -> None:
+def _as_word2vec(embeddings: Embeddings, path: Path) -> None:
     """Write a line of numbers for each label."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(f"{len(found)} {found.vectors.shape[1]}\n")
-        for label, vector in zip(found.labels, found.vectors, strict=True):
+        file.write(f"{len(embeddings)} {embeddings.vectors.shape[1]}\n")
+        for label, vector in zip(embeddings.labels, embeddings.vectors, strict=True):
             word = "_".join(label.split()) or "_"
             file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector.tolist())}\n")
 
@@ -126,8 +131,8 @@ def embeddings(run: Run | str | Path, options: EmbeddingsOptions) -> Embeddings:
             vectors.read(options.batch_size, partial(watch, "reading entities", total=vectors.unread))
     ids = embedded(ranker, of)
     entities = ranker.reader.context.entities.take(ids)
-    found = embeddings_of(ranker, of, ids)
-    return Embeddings(of, entities.column("label"), entities.column("name"), found)
+    vectors_ND = embeddings_of(ranker, of, ids)
+    return Embeddings(of, entities.column("label"), entities.column("name"), vectors_ND)
 
 
 def kind_among(ranker: Ranker, of: str | None) -> str:
@@ -136,11 +141,11 @@ def kind_among(ranker: Ranker, of: str | None) -> str:
     Raises:
         ConfigError: when the run has none such.
     """
-    there = [name for name in KINDS if name in ranker.signals]
-    if of is None and there:
-        return there[0]
-    if of not in there:
-        known = f"; it has those of {', '.join(there)}" if there else ""
+    available = [name for name in KINDS if name in ranker.signals]
+    if of is None and available:
+        return available[0]
+    if of not in available:
+        known = f"; it has those of {', '.join(available)}" if available else ""
         raise ConfigError(f"the run has no embeddings{'' if of is None else f' of {of!r}'}{known}")
     return of
 
@@ -205,8 +210,8 @@ def similar(run: Run | str | Path, options: SimilarOptions) -> pd.DataFrame:
     ranker = opened.open(watch, options.batch_size).ranker
     with watch:
         ids, cosines = nearest(ranker, options.of, opened.resolver.entity(options.entity), options.k)
-    found = opened.graph.entities.take(ids)
-    columns = {"entity": found.column("label"), "name": found.column("name"), "cosine": cosines}
+    entities = opened.graph.entities.take(ids)
+    columns = {"entity": entities.column("label"), "name": entities.column("name"), "cosine": cosines}
     return pd.DataFrame(columns)
 
 
@@ -230,5 +235,5 @@ def nearest(ranker: Ranker, of: str | None, entity: int, k: int) -> tuple[IntArr
 
 def _unit(vectors_ND: Floats) -> Floats:
     """The vectors at length 1."""
-    found: Floats = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
-    return found
+    unit_ND: Floats = vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)
+    return unit_ND

@@ -72,14 +72,14 @@ class Info:
                         + (f", {t['step']:,} steps of the masked LM" if m["trained"] else ""), t["command"]],
         }  # fmt: skip
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
-        for what, use in (
+        for what, stage in (
             ("scored in reverse", self.reverse),
             ("names token by token", self.conditional),
             ("trees", self.trees),
         ):
-            if use is not None:
-                used = f"the {use['k']} best, weight {use['weight']:g}{_asked_about(use.get('states'))}"
-                lines[what] = [used if use["k"] else "not used: no weight improved validation"]
+            if stage is not None:
+                used = f"the {stage['k']} best, weight {stage['weight']:g}{_asked_about(stage.get('states'))}"
+                lines[what] = [used if stage["k"] else "not used: no weight improved validation"]
         best = self.validation["best_mrr"]
         lines["validation"] = [] if best is None else [f"best MRR in training {best:.4f}"]
         lines["validation"] += [
@@ -88,7 +88,7 @@ class Info:
             if figures and figures.get("k") != 0
         ]
         lines["validation"] = lines["validation"] or ["none"]
-        lines["probabilities"] = [self._said_of_probabilities()]
+        lines["probabilities"] = [self._probability_note()]
         if self.probabilities and "stands_for" in self.probabilities:
             lines["probabilities"].append(self.probabilities["stands_for"])
         if self.updates:
@@ -100,8 +100,12 @@ class Info:
             ]
         lines["ranks"] = [
             f"{name}: "
-            + (f"MRR {found['mrr']:.4f}, Hits@10 {found['hits_at_10']:.4f}" if found else "damaged")
-            for name, found in self.ranks.items()
+            + (
+                f"MRR {rank_figures['mrr']:.4f}, Hits@10 {rank_figures['hits_at_10']:.4f}"
+                if rank_figures
+                else "damaged"
+            )
+            for name, rank_figures in self.ranks.items()
         ] or ["none; `kgmlm evaluate` makes them"]
         lines["on disk"] = [f"{self.bytes / 2**20:.1f} MiB in {self.path}"]
         return lines
@@ -109,19 +113,19 @@ class Info:
     def __repr__(self) -> str:
         return f"<info of {self.path}: {self.graph['name']}, {', '.join(self.signals) or 'no signals'}>"
 
-    def _said_of_probabilities(self) -> str:
+    def _probability_note(self) -> str:
         p = self.probabilities
         if p is None:
             return "none; `kgmlm calibrate` fits them"
         if "refused" in p:
             return f"refused: {p['refused']}"
         when = "" if p["fitted"] is None else f"fitted {datetime.fromisoformat(p['fitted']):%Y-%m-%d %H:%M} "
-        told = "".join(
+        note = "".join(
             f"; with {row['probability']:.0%} or more {row['expected']:,.0f} were expected, "
             f"{row['validation']:,} are there"
             for row in p["held_out"][:1]
         )
-        return f"{when}to {p['triples'] or 0:,} triples of validation{told}"
+        return f"{when}to {p['triples'] or 0:,} triples of validation{note}"
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -200,7 +204,7 @@ def _probabilities(folder: RunFolder) -> dict[str, Any] | None:
         return None
     by, valid = calibration.chosen_by, calibration.chosen_by.get("valid")
     valid = valid if isinstance(valid, dict) else {}  # nobody checks what a file says of itself
-    rows = valid.get("held out")
+    rows = valid.get("held_out")
     rows = rows if isinstance(rows, list) else []
     keys = ("probability", "expected", "validation")
     numbers = [{key: _number(row.get(key)) for key in keys} for row in rows if isinstance(row, dict)]
@@ -230,22 +234,22 @@ def _number(value: Any) -> float | None:
 
 def _ranks(path: Path) -> dict[str, dict[str, float]]:
     """MRR and Hits@10 of the files of ranks in a run."""
-    found: dict[str, dict[str, float]] = {}
+    ranks: dict[str, dict[str, float]] = {}
     if not installed("pandas"):  # an installation for ranking alone
-        return found
+        return ranks
     for file in sorted((path / "ranks").glob("*.parquet")):
         try:
             table = read_ranks(file)
         except DataError:
-            found[file.stem] = {}
+            ranks[file.stem] = {}
             continue
         columns = (table[c].to_numpy() for c in ("optimistic", "pessimistic", "candidates"))
         realistic = Ranks(*columns).of_type("realistic")
-        found[file.stem] = {
+        ranks[file.stem] = {
             "mrr": float((1 / realistic).mean()),
             "hits_at_10": float((realistic <= 10).mean()),
         }
-    return found
+    return ranks
 
 
 def _asked_about(states: Sequence[bool] | None) -> str:

@@ -100,7 +100,7 @@ def unpack(pack: str | Path, output: str | Path) -> Run:
     Raises:
         RunError: when it is no pack, is damaged, or the folder is there.
     """
-    found = find_pack(pack)
-    if found is None:
+    file = find_pack(pack)
+    if file is None:
         raise RunError(f"there is no pack {pack}; a pack is a file that ends in {SUFFIX}")
-    return open_run(unpack_into(found, as_path(output, "the output")))
+    return open_run(unpack_into(file, as_path(output, "the output")))

@@ -71,8 +71,10 @@ def push(run: Run | str | Path, options: PushOptions) -> Outcome:
         described = info(unpack(packed, Path(scratch) / "run"))  # as it will be opened
         (example,) = folder.graph.named(folder.graph.triples("train")[:1])
         card = model_card(described, name.repository, example[:2], license=options.license, report=report)
-        there = [folder.model_folder / file for file in MODEL_FILES] if folder.settings.trains_text else []
-        sent = {PACK: packed, **{x.name: x for x in there if x.is_file()}}
+        model_files = (
+            [folder.model_folder / file for file in MODEL_FILES] if folder.settings.trains_text else []
+        )
+        sent = {PACK: packed, **{x.name: x for x in model_files if x.is_file()}}
         added = [library.CommitOperationAdd(at, str(file)) for at, file in sent.items()]
         added.append(library.CommitOperationAdd("README.md", card.encode()))
         size = packed.stat().st_size
@@ -102,15 +104,15 @@ def _read_report(path: Path, graph: str) -> Mapping[str, Any]:
         DataError: when it is none, or of another graph.
     """
     try:
-        found = files.parse_json(files.read_bytes(path))
-        _ = found["metrics"], found["protocol"], found["split"], found["triples"]
+        report = files.parse_json(files.read_bytes(path))
+        _ = report["metrics"], report["protocol"], report["split"], report["triples"]
     except (ValueError, KeyError, TypeError):
         raise DataError(
             f"{path} is no report of an evaluation; `kgmlm evaluate --output` writes one"
         ) from None
-    if found.get("dataset") != graph:
-        raise DataError(f"{path} is of the graph {found.get('dataset')}, and the run is of {graph}")
-    return dict(found)
+    if report.get("dataset") != graph:
+        raise DataError(f"{path} is of the graph {report.get('dataset')}, and the run is of {graph}")
+    return dict(report)
 
 
 def model_card(
@@ -154,11 +156,13 @@ def model_card(
     return whole
 
 
-def _hardware(found: Mapping[str, Any] | None) -> str:
+def _hardware(hardware: Mapping[str, Any] | None) -> str:
     """The hardware of a training, in words."""
-    if not found:
+    if not hardware:
         return "unknown hardware"
-    return str(found.get("gpu") or f"{found.get('threads', '?')} threads of {found.get('machine', 'a CPU')}")
+    return str(
+        hardware.get("gpu") or f"{hardware.get('threads', '?')} threads of {hardware.get('machine', 'a CPU')}"
+    )
 
 
 def _model_index(repository: str, graph: str, report: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def weighted_sums(
     weight_E: Floats, row_E: IntArray, other_E: IntArray, rows: int, vectors: Callable[[IntArray], Floats]
 ) -> Floats:
     """Sums ``(rows, D)`` of the vectors at the other ends of edges; some edges are in memory at a time."""
-    found: Floats | None = None
+    sums: Floats | None = None
     for start in range(0, max(1, len(row_E)), EDGES_AT_ONCE):
         part = slice(start, start + EDGES_AT_ONCE)
         others, at_E = np.unique(other_E[part], return_inverse=True)
@@ -69,9 +69,9 @@ def weighted_sums(
             (weight_E[part], (row_E[part], at_E)), shape=(rows, len(others)), dtype=np.float32
         )
         summed: Floats = adding @ np.asarray(vectors(others), np.float32)
-        found = summed if found is None else found + summed
-    assert found is not None
-    return found
+        sums = summed if sums is None else sums + summed
+    assert sums is not None
+    return sums
 
 
 class Biencoder(TrainableSignal):
@@ -226,14 +226,14 @@ class Biencoder(TrainableSignal):
         rank = learned_KM.shape[1]
         by_text_KM = (self.relation_texts_RD @ self.head["relation_text.weight"].T).reshape(-1, rank)
         padded_R2M = np.append(learned_KM.reshape(-1, 2, rank), np.zeros((1, 2, rank), np.float32), 0)
-        found: Floats = by_text_KM + padded_R2M[self.relation_rows].reshape(-1, rank)
-        return found
+        kinds_KM: Floats = by_text_KM + padded_R2M[self.relation_rows].reshape(-1, rank)
+        return kinds_KM
 
     def _linear(self, name: str, x: Floats) -> Floats:
-        found: Floats = x @ self.head[f"{name}.weight"].T
+        product: Floats = x @ self.head[f"{name}.weight"].T
         if f"{name}.bias" in self.head:
-            found += self.head[f"{name}.bias"]
-        return found
+            product += self.head[f"{name}.bias"]
+        return product
 
     @cached_property
     def texts_ND(self) -> Floats:
@@ -270,8 +270,8 @@ class Biencoder(TrainableSignal):
     def candidate_vectors(self, ids: IntArray) -> Floats:
         """Unit vectors of some entities as candidates ``(N, W)``."""
         parts = [ids[i : i + CANDIDATES_AT_ONCE] for i in range(0, len(ids), CANDIDATES_AT_ONCE)]
-        found = [self._candidates(part) for part in parts]
-        return np.concatenate([np.zeros((0, len(self.head["candidate.bias"])), np.float32), *found])
+        vectors = [self._candidates(part) for part in parts]
+        return np.concatenate([np.zeros((0, len(self.head["candidate.bias"])), np.float32), *vectors])
 
     def _candidates(self, ids: IntArray) -> Floats:
         row_E, kind_E, other_E = self.context.links.edges(ids)
@@ -352,8 +352,8 @@ class Biencoder(TrainableSignal):
 
         def read(name: str) -> npt.NDArray[Any]:
             with safe_open(path, "numpy") as file:
-                found: npt.NDArray[Any] = file.get_tensor(name)
-            return found
+                tensor: npt.NDArray[Any] = file.get_tensor(name)
+            return tensor
 
         with cls.reading(path):
             with safe_open(path, "numpy") as file:

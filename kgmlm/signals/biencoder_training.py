@@ -29,6 +29,11 @@ from kgmlm.graphs.graph import KnowledgeGraph
 
 RISE = 0.15  # of the steps, in which the learning rate rises
 LEFT_OUT = -1e4  # score of a candidate that is no negative
+RELATION_DIMENSION = 64  # of the relations' embeddings
+WEIGHT_DECAY = 0.01
+NEIGHBOR_DROPOUT = 0.3  # the chance that an edge of a query's entity is left out of a step
+# The chance that a candidate is known by its text alone in a step: entities without triples are answers, too
+STRUCTURE_DROPOUT = 0.5
 EDGES = 64  # read of a query's entity in a step, a random sample; bounds what hubs cost
 
 
@@ -42,7 +47,7 @@ class Head(nn.Module):
 
     def __init__(self, kinds: int, width: int, settings: BiencoderSettings) -> None:
         super().__init__()
-        inner, rank = settings.dimension, settings.relation_dimension
+        inner, rank = settings.dimension, RELATION_DIMENSION
         self.relation_text = nn.Linear(width, 2 * rank, bias=False)
         self.relation = nn.Parameter(torch.zeros(kinds, rank))
         self.query = nn.Linear(width, inner)
@@ -111,7 +116,7 @@ class Training:
             {"params": [p for p in self.head.parameters() if p.ndim != 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
+            groups, lr=settings.learning_rate, weight_decay=WEIGHT_DECAY, fused=True
         )
         self.ends: tuple[float, float] | None = None  # when the time begins and ends, where one is given
         self.rate = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
@@ -153,7 +158,7 @@ class Training:
         row_E, kind_E, other_E = self.links.edges(self.queries.entity_B[chosen])
         keep_E = kind_E != kind_B[row_E]
         chance_E = self.rng.random(len(row_E))
-        keep_E &= chance_E >= self.settings.neighbor_dropout
+        keep_E &= chance_E >= NEIGHBOR_DROPOUT
         count_B = np.bincount(row_E[keep_E], minlength=len(chosen))
         keep_E &= self.rng.random(len(row_E)) * count_B[row_E] < EDGES  # in the mean: hubs have many
 
@@ -196,7 +201,7 @@ class Training:
         """Unit vectors of candidates ``(C, W)``, from their texts and, mostly, their neighborhoods."""
         head = self.head
         count_C1 = degree_C.clamp(min=1)[:, None]
-        with_C1 = (torch.rand_like(count_C1) >= self.settings.structure_dropout).float()
+        with_C1 = (torch.rand_like(count_C1) >= STRUCTURE_DROPOUT).float()
         around_CW = head.candidate_neighbor(self.drop(sums_CD / count_C1))
         around_CW = around_CW + head.candidate_edge(profile_CM / count_C1)
         return normalize(head.candidate(self.drop(self.texts_ND[ids_C])) + with_C1 * around_CW, dim=1)
@@ -233,8 +238,8 @@ class Training:
         rows = np.concatenate([batch.row_T.cpu().numpy(), np.arange(len(batch.entity_B))])
         ids = np.concatenate([batch.answer_T.cpu().numpy(), batch.entity_B.cpu().numpy()])
         at = np.minimum(np.searchsorted(seen, ids), len(seen) - 1)
-        there = seen[at] == ids
-        return (torch.from_numpy(x[there]).to(self.device) for x in (rows, at))  # type: ignore[return-value]
+        mask = seen[at] == ids
+        return (torch.from_numpy(x[mask]).to(self.device) for x in (rows, at))  # type: ignore[return-value]
 
     def run(
         self,

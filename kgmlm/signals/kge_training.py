@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from torch.nn.functional import cross_entropy, embedding
@@ -61,7 +60,7 @@ def train_complex(
 
     Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
     no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
-    of Lacroix et al., 2018), unless ``settings.samples`` and ``settings.penalty`` say differently. An epoch
+    of Lacroix et al., 2018), unless ``settings.penalty`` says differently. An epoch
     asks each distinct query once, with all of its answers, in a new order.
 
     Args:
@@ -75,7 +74,7 @@ def train_complex(
     keep_memory()
     torch.sparse.check_sparse_tensor_invariants.disable()  # else torch warns of what it does by default
     seen = np.flatnonzero(graph.seen_N)
-    asked = _Asked.of(graph, seen, settings)
+    asked = _TrainingQueries.of(graph, seen)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     generator = torch.Generator().manual_seed(settings.seed)
 
@@ -93,7 +92,8 @@ def train_complex(
     if begin:
         advance(begin, steps)
     for step, chosen in islice(enumerate(asked.order(settings)), begin, steps):
-        queries_B2, answers_T, rows_T, weight_T = (part.to(place) for part in asked.batch(chosen))
+        queries_B2, answers_T, rows_T = (part.to(place) for part in asked.batch(chosen))
+        weight_T = torch.full((len(rows_T),), asked.weight, device=place)
         table_SD, pool = entities_SD, None
         if 0 < settings.candidates < len(seen):
             drawn = _drawn(settings, step, len(seen)).to(place)
@@ -165,23 +165,22 @@ def _among(
     return ids, Sample(rows_C, log_weight_C, at_T), queries_B2, rows_C[at_T]
 
 
-class _Asked(NamedTuple):
-    """The distinct queries of the training triples: entity and reciprocal relation, answers, and weights."""
+class _TrainingQueries(NamedTuple):
+    """The distinct queries of the training triples, their answers, and the weight of each answer."""
 
     queries_U2: IntArray
     answers: GroupedAnswers
-    weight_U: npt.NDArray[np.float32]
+    weight: float
 
     @classmethod
-    def of(cls, graph: KnowledgeGraph, seen: IntArray, settings: KGESettings) -> _Asked:
+    def of(cls, graph: KnowledgeGraph, seen: IntArray) -> _TrainingQueries:
         """The queries of a graph; entities are counted among those that are seen."""
         queries, answers = graph.unique_queries("train")
         columns = (np.searchsorted(seen, queries.entity_B), 2 * queries.relation_B + queries.side_B)
         counts_U = np.diff(answers.offsets)
         # By the average number of answers, not by a batch's own, so that all triples count alike.
-        alike_U = counts_U if settings.samples == "queries" else np.full(len(counts_U), counts_U.mean())
         answers = GroupedAnswers(answers.offsets, np.searchsorted(seen, answers.ids))
-        return cls(np.stack(columns, 1), answers, (1 / alike_U).astype(np.float32))
+        return cls(np.stack(columns, 1), answers, 1 / float(counts_U.mean()))
 
     def order(self, settings: KGESettings) -> Iterator[IntArray]:
         """The queries of each batch, epoch after epoch without end, each epoch in an order of its own."""
@@ -193,7 +192,7 @@ class _Asked(NamedTuple):
     def batch(self, chosen: IntArray) -> list[torch.Tensor]:
         """Some queries, their answers, which query each answer is of, and how much it counts."""
         rows_T, places_T = self.answers.places(chosen)
-        parts = (self.queries_U2[chosen], self.answers.ids[places_T], rows_T, self.weight_U[chosen][rows_T])
+        parts = (self.queries_U2[chosen], self.answers.ids[places_T], rows_T)
         return [torch.from_numpy(x) for x in parts]
 
 
@@ -234,10 +233,10 @@ def fit_new(
     rows_N = old.rows_N.copy()
     rows_N[fresh] = begin + np.arange(len(fresh))
     relations_RD = torch.zeros(2 * len(relation_rows), width)
-    there = torch.from_numpy(np.flatnonzero(relation_rows >= 0))
+    known = torch.from_numpy(np.flatnonzero(relation_rows >= 0))
     from_there = torch.from_numpy(relation_rows[relation_rows >= 0])
     for side in (0, 1):
-        relations_RD[2 * there + side] = known_RD[2 * from_there + side]
+        relations_RD[2 * known + side] = known_RD[2 * from_there + side]
     of_new = np.zeros(len(graph.entities), np.bool_)
     of_new[fresh] = True
     own_n = of_new[train[:, 0]] | of_new[train[:, 2]] | new_R[train[:, 1]]
@@ -312,11 +311,11 @@ class _Kept:
                     self._further = True
                     return 0
                 tables = optimizer.param_groups[0]["params"]
-                found = [(opened.get_tensor(f"table {i}"), opened.get_tensor(f"sum {i}")) for i in range(2)]
+                kept = [(opened.get_tensor(f"table {i}"), opened.get_tensor(f"sum {i}")) for i in range(2)]
         except (OSError, SafetensorError, KeyError, ValueError):
             return 0
         with torch.no_grad():
-            for table, (values, sums) in zip(tables, found, strict=True):
+            for table, (values, sums) in zip(tables, kept, strict=True):
                 table.copy_(values)
                 optimizer.state[table]["sum"].copy_(sums)
                 optimizer.state[table]["step"].fill_(step)

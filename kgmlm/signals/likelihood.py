@@ -19,15 +19,11 @@ import numpy as np
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.signals.base import Pool, Signal
-from kgmlm.text.reader import Normalization, PairTable, Reader, Reading, States
+from kgmlm.text.reader import PairTable, Reader, Reading, States
 
 
-def mean_of_names(log_probs_BP: Floats, table: PairTable, normalization: Normalization = "mean") -> Floats:
-    """Scores ``(B, N)`` of candidates that all queries share: names of one length at a time.
-
-    Args:
-        normalization: "mean" over a name's tokens, or their "sum".
-    """
+def mean_of_names(log_probs_BP: Floats, table: PairTable) -> Floats:
+    """Scores ``(B, N)`` of candidates that all queries share: names of one length at a time."""
     groups, places_N = table.columns
     scores_BN = np.empty((len(log_probs_BP), len(table)), np.float32)
     for log_probs_P, scores_N in zip(log_probs_BP, scores_BN, strict=True):
@@ -39,14 +35,12 @@ def mean_of_names(log_probs_BP: Floats, table: PairTable, normalization: Normali
             total = log_probs_P[columns[0]]
             for pairs in columns[1:]:
                 total += log_probs_P[pairs]
-            parts.append(total / np.float32(length) if normalization == "mean" else total)
+            parts.append(total / np.float32(length))
         np.take(np.concatenate(parts), places_N, out=scores_N)
     return scores_BN
 
 
-def mean_of_own_names(
-    log_probs_BP: Floats, table: PairTable, normalization: Normalization = "mean"
-) -> Floats:
+def mean_of_own_names(log_probs_BP: Floats, table: PairTable) -> Floats:
     """Scores ``(B, K)`` of K candidates of each query's own.
 
     Args:
@@ -57,8 +51,7 @@ def mean_of_own_names(
     values_T = log_probs_BP[np.repeat(of_query, lengths), table.pairs]
     sums: Floats = np.add.reduceat(np.append(values_T, np.float32(0)), table.offsets[:-1])
     sums[lengths == 0] = 0
-    if normalization == "mean":
-        sums /= np.maximum(lengths, 1).astype(np.float32)
+    sums /= np.maximum(lengths, 1).astype(np.float32)
     return sums.reshape(len(log_probs_BP), count)
 
 
@@ -104,12 +97,11 @@ class Likelihood(Signal):
 
     def score(self, reading: Reading, pool: Pool) -> Floats:
         """Scores ``(B, N)`` or ``(B, K)``."""
-        names, normalization = self.reader.names, self.reader.settings.scoring.normalization
         if pool.own:
-            table = PairTable.of(names.take(pool.filled.ravel()))
-            return mean_of_own_names(self._log_probabilities(reading.states, table), table, normalization)
+            table = PairTable.of(self.reader.names.take(pool.filled.ravel()))
+            return mean_of_own_names(self._log_probabilities(reading.states, table), table)
         table = self._all if pool.ids is None else self._of(pool)
-        return mean_of_names(self._log_probabilities(reading.states, table), table, normalization)
+        return mean_of_names(self._log_probabilities(reading.states, table), table)
 
     def _of(self, pool: Pool) -> PairTable:
         """The table of candidates that all queries share; that of the latest pool is kept."""

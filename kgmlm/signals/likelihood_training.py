@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from kgmlm.text.reader import Normalization, PairTable
+from kgmlm.text.reader import PairTable
 from kgmlm.text.torch_model import SpanModel, SpanOutput
 
 
@@ -127,17 +127,15 @@ def score_candidates(
     span: SpanOutput,
     softmax_tokens: torch.Tensor | None,
     table: TensorTable,
-    normalization: Normalization = "mean",
 ) -> torch.Tensor:
     """Scores ``(B, N)`` of all candidates, differentiable, finite float32.
 
     Args:
         softmax_tokens: what ``Z`` sums over; None is the whole vocabulary.
-        normalization: "mean" over a name's tokens, or their "sum".
     """
     log_probs_PB = pair_log_probs(model, span, softmax_tokens, table)
     scores_NB: torch.Tensor = nn.functional.embedding_bag(
-        table.pairs, log_probs_PB, table.offsets, mode=normalization, include_last_offset=True
+        table.pairs, log_probs_PB, table.offsets, mode="mean", include_last_offset=True
     )
     return scores_NB.T
 

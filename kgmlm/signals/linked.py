@@ -46,9 +46,9 @@ class Linked(CountedSignal):
         h, t = h[h != t], t[h != t]
         ones = np.ones(2 * len(h), np.float32)
         links = sp.coo_array((ones, (np.concatenate([h, t]), np.concatenate([t, h]))), (count, count))
-        found = sp.csr_array(links)
-        found.sum_duplicates()
-        return found
+        links_NN = sp.csr_array(links)
+        links_NN.sum_duplicates()
+        return links_NN
 
     @property
     def pairs(self) -> int:
@@ -76,15 +76,15 @@ class Linked(CountedSignal):
         """
         if pool.own:
             return self._of_own(reading.queries, pool.filled)
-        found = self.of_all(reading.queries)
-        return found if pool.ids is None else found[:, pool.filled]
+        scores = self.of_all(reading.queries)
+        return scores if pool.ids is None else scores[:, pool.filled]
 
     def of_all(self, queries: Queries) -> Floats:
         """The scores of all entities ``(B, N)``."""
         counts_BN = self._links[queries.entity_B].toarray()
         counts_BN[self.context.answers.lookup(queries)] -= 1
-        found: Floats = (counts_BN > 0).astype(np.float32)
-        return found
+        linked_BN: Floats = (counts_BN > 0).astype(np.float32)
+        return linked_BN
 
     def _of_own(self, queries: Queries, ids_BK: IntArray) -> Floats:
         """The scores of each query's own candidates, however many entities there are."""
@@ -115,10 +115,10 @@ class Linked(CountedSignal):
         """The training triples ``(n, 3)`` that link a candidate to the query's entity, but the asked one."""
         train = self.context.train
         ends = (train[:, 0], train[:, 2])
-        there = ((ends[0] == query.entity) & (ends[1] == candidate)) | (
+        mask = ((ends[0] == query.entity) & (ends[1] == candidate)) | (
             (ends[0] == candidate) & (ends[1] == query.entity)
         )
-        found = distinct_triples(train[there])
+        triples = distinct_triples(train[mask])
         head, tail = (query.entity, candidate) if query.target == "tail" else (candidate, query.entity)
-        others: IntArray = found[(found != (head, query.relation, tail)).any(1)]
+        others: IntArray = triples[(triples != (head, query.relation, tail)).any(1)]
         return others

@@ -28,9 +28,9 @@ from kgmlm.signals.base import OtherGraphError, Pool, TrainableSignal
 from kgmlm.text.reader import Reader, Reading
 
 SHORTEST = 4  # letters and digits of a name that is looked for: shorter ones stand in too many texts
-MOST_WORDS = 8  # of a name that is looked for
+MAX_WORDS = 8  # of a name that is looked for
 FEW_ENTITIES = 100  # new entities up to which only they are looked at
-MOST_OF_NAME = 20  # entities of one name; a name that more have is a word
+MAX_NAME_LENGTH = 20  # entities of one name; a name that more have is a word
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -83,8 +83,8 @@ class Mentions(TrainableSignal):
         row_N[entity_rows[entity_rows >= 0]] = np.flatnonzero(entity_rows >= 0)
         old = sp.coo_array(self.pairs)
         rows, columns = row_N[old.coords[0]], row_N[old.coords[1]]
-        there = (rows >= 0) & (columns >= 0)
-        known = sp.coo_array((old.data[there], (rows[there], columns[there])), (count, count))
+        mask = (rows >= 0) & (columns >= 0)
+        known = sp.coo_array((old.data[mask], (rows[mask], columns[mask])), (count, count))
         # 2) The names in new descriptions, and the new names in all.
         names, is_new = _names(entities), np.zeros(count, np.bool_)
         is_new[new] = True
@@ -150,8 +150,8 @@ class Mentions(TrainableSignal):
             others = self.pairs.indices[begin:end]
             if len(others):
                 place = np.minimum(np.searchsorted(others, pool.filled[row]), len(others) - 1)
-                there = others[place] == pool.filled[row]
-                of_BK[row] = np.where(there, self.pairs.data[begin:end][place], 0)
+                mask = others[place] == pool.filled[row]
+                of_BK[row] = np.where(mask, self.pairs.data[begin:end][place], 0)
         return of_BK
 
 
@@ -172,9 +172,9 @@ def _names(entities: EntityTable) -> dict[tuple[str, ...], list[int]]:
     for entity, name in enumerate(table.column("name").to_pylist()):
         for each in (name, *(split_cell(aliases[entity]) if aliases else ())):
             words = tuple(_words(each))
-            if len(words) <= MOST_WORDS and sum(map(len, words)) >= SHORTEST and entity not in owners[words]:
+            if len(words) <= MAX_WORDS and sum(map(len, words)) >= SHORTEST and entity not in owners[words]:
                 owners[words].append(entity)
-    return {words: of for words, of in owners.items() if 0 < len(of) <= MOST_OF_NAME}
+    return {words: of for words, of in owners.items() if 0 < len(of) <= MAX_NAME_LENGTH}
 
 
 def _mentions(
@@ -204,14 +204,14 @@ def _mentions(
 
 def _with_words(entities: EntityTable, names: Mapping[tuple[str, ...], list[int]]) -> IntArray:
     """Entities in whose descriptions the first word of one of the names stands, perhaps within a word."""
-    there = np.zeros(len(entities), np.bool_)
+    mask = np.zeros(len(entities), np.bool_)
     column = entities.table.column("description")
     for word in {words[0] for words in names}:
         if word.isascii():
-            there |= np.array(pc.match_substring(column, word, ignore_case=True).to_pylist(), np.bool_)
+            mask |= np.array(pc.match_substring(column, word, ignore_case=True).to_pylist(), np.bool_)
         else:  # whose case Arrow folds otherwise
             return np.arange(len(entities))
-    return np.flatnonzero(there)
+    return np.flatnonzero(mask)
 
 
 def _symmetric(shares: Floats, rows: IntArray, columns: IntArray, count: int) -> sp.csr_array:

@@ -87,8 +87,8 @@ class Adjacency:
         """
         keys = entities * self.directed + relations
         if self.entities * self.directed <= TABLE:
-            found: IntArray = self._table[keys].astype(np.int64)
-            return found
+            rows_of_keys: IntArray = self._table[keys].astype(np.int64)
+            return rows_of_keys
         if not len(self.keys):
             return np.full(len(keys), -1)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -113,8 +113,8 @@ class Adjacency:
 
     @cached_property
     def _pairs(self) -> IntArray:
-        found: IntArray = np.repeat(np.arange(len(self.keys)), self.counts) * self.entities + self.others
-        return found
+        pairs: IntArray = np.repeat(np.arange(len(self.keys)), self.counts) * self.entities + self.others
+        return pairs
 
     def has(self, rows: IntArray, others: IntArray) -> BoolArray:
         """Return whether each of some rows has an entity among its answers; row -1 has none."""
@@ -122,8 +122,8 @@ class Adjacency:
             return np.zeros(len(rows), np.bool_)
         keys = rows * self.entities + others
         at = np.minimum(np.searchsorted(self._pairs, keys), len(self._pairs) - 1)
-        found: BoolArray = self._pairs[at] == keys
-        return found
+        mask: BoolArray = self._pairs[at] == keys
+        return mask
 
     @cached_property
     def relation_of(self) -> IntArray:
@@ -263,16 +263,16 @@ def _without_returns(
     begin, end = first.at.indptr[of_first[row]], first.at.indptr[of_first[row] + 1]
     at, within = expanded(end - begin)
     between = first.at.indices[begin[at] + within].astype(np.int64)
-    there = links.rows(between, tree.relation[now.node[row]][at])
+    reached_rows = links.rows(between, tree.relation[now.node[row]][at])
     back = links.rows(between, tree.relation[node][at] ^ 1)
-    on = np.flatnonzero((there >= 0) & (back >= 0))
-    at, between, there, back = at[on], between[on], there[on], back[on]
-    times = links.counts[there].astype(np.float32)
-    other = np.flatnonzero(there != back)
+    on = np.flatnonzero((reached_rows >= 0) & (back >= 0))
+    at, between, reached_rows, back = at[on], between[on], reached_rows[on], back[on]
+    times = links.counts[reached_rows].astype(np.float32)
+    other = np.flatnonzero(reached_rows != back)
     if len(other):
-        times[other] = links.matrix[there[other]].multiply(links.matrix[back[other]]).sum(1)
+        times[other] = links.matrix[reached_rows[other]].multiply(links.matrix[back[other]]).sum(1)
     x = entity_B[now.query[row][at]]
-    times -= links.has(there, x) & links.has(back, x)
+    times -= links.has(reached_rows, x) & links.has(back, x)
     returns = sp.csr_array((times, (at, between)), reached.shape)
     left = sp.csr_array(reached - returns)
     left.eliminate_zeros()
@@ -319,10 +319,10 @@ def mine(
             if time.process_time() - started < settings.seconds:
                 paths.append(_paths(links, relation, LONGEST, settings.seed))
             advance(1, total)
-    found = RuleSet.empty().paths
+    mined = RuleSet.empty().paths
     for more in paths:
-        found = found.joined(more)
-    return RuleSet(found, constants)
+        mined = mined.joined(more)
+    return RuleSet(mined, constants)
 
 
 def recounted(rules: RuleSet, links: Adjacency, seed: int) -> RuleSet:
@@ -365,10 +365,10 @@ def _paths(links: Adjacency, relation: int, steps: int, seed: int) -> PathRules:
         return RuleSet.empty().paths
     chosen = rng.permutation(len(x))[:SAMPLED]
     x, y = x[chosen], y[chosen]
-    found = list(
+    paths = list(
         _long(links, x, y, rng) if steps == LONGEST else _short(links, x, y, 2 * relation, steps, rng)
     )
-    codes, triples = (np.concatenate(column) for column in zip(*found, strict=True))
+    codes, triples = (np.concatenate(column) for column in zip(*paths, strict=True))
     base = links.directed + 1
     # In how many triples a body was seen, each once.
     codes, places = np.unique(codes, return_inverse=True)

@@ -171,14 +171,14 @@ def _found(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, BoolArr
     if not len(known["old"]):
         return np.full_like(ids, NONE), ids < 0
     at = np.minimum(np.searchsorted(known["old"], ids), len(known["old"]) - 1)
-    there = known["old"][at] == ids
-    return np.where(there, known["new"][at], NONE), there | (ids < 0)
+    mask = known["old"][at] == ids
+    return np.where(mask, known["new"][at], NONE), mask | (ids < 0)
 
 
 def _directed(known: dict[str, IntArray], ids: IntArray) -> tuple[IntArray, BoolArray]:
     """As :func:`_found`, of directed relations."""
-    new, there = _found(known, np.where(ids < 0, NONE, ids // 2))
-    return np.where(new < 0, NONE, 2 * new + ids % 2), there
+    new, mask = _found(known, np.where(ids < 0, NONE, ids // 2))
+    return np.where(new < 0, NONE, 2 * new + ids % 2), mask
 
 
 class _Atom(NamedTuple):
@@ -232,11 +232,11 @@ class RuleFile:
                 for number, row in enumerate(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE), 1):
                     if not row:
                         continue
-                    counts, found = self._row(row, f"{path}, line {number}")
-                    if isinstance(found, _Path):
-                        paths[found] = counts
-                    elif found is not None:
-                        constants[found] = counts
+                    counts, read_rule = self._row(row, f"{path}, line {number}")
+                    if isinstance(read_rule, _Path):
+                        paths[read_rule] = counts
+                    elif read_rule is not None:
+                        constants[read_rule] = counts
                     else:
                         skipped += 1
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -284,16 +284,16 @@ class RuleFile:
 
     def _atoms(self, text: str) -> list[_Atom] | None:
         """Atoms behind each other; None where any is none."""
-        found, left = list[_Atom](), ""
+        atoms, left = list[_Atom](), ""
         for part in text.split("), "):
             left += part
-            if len(left) > self._longest or len(found) > LONGEST:
+            if len(left) > self._longest or len(atoms) > LONGEST:
                 return None
             atom = self._atom(left if left.endswith(")") else left + ")")
             if atom is not None:
-                found.append(atom)
+                atoms.append(atom)
             left = "" if atom is not None else left + "), "
-        return found if not left.strip("), ") else None
+        return atoms if not left.strip("), ") else None
 
     def _atom(self, text: str) -> _Atom | None:
         """``relation(X,entity)``; labels may hold brackets and commas."""

@@ -102,9 +102,9 @@ class Applied:
     def predictions(self, queries: Queries) -> Iterator[Predictions]:
         """All predictions of all rules; nothing predicts the query's own entity."""
         yield from self._by_paths(queries)
-        for said in (*self._by_values(queries), self._by_answers(queries)):
-            on = said.entity != queries.entity_B[said.query]
-            yield Predictions(*(x[on] for x in said))
+        for prediction in (*self._by_values(queries), self._by_answers(queries)):
+            on = prediction.entity != queries.entity_B[prediction.query]
+            yield Predictions(*(x[on] for x in prediction))
 
     def _evidence(self, rules: PathRules | ConstantRules, rule: IntArray) -> Floats:
         """Evidence of rules: the negative logarithm of one minus their confidence."""
@@ -168,14 +168,15 @@ class Applied:
     def reasons(self, query: Query, candidate: int, most: int = 3) -> list[Reason]:
         """The best rules that predict a candidate of a query, each with one way in which its body is true."""
         asked = Queries.of([query])
-        said = [
+        sentences = [
             (-float(evidence), int(rule))
-            for found in self.predictions(asked)
+            for prediction in self.predictions(asked)
             for evidence, rule in zip(
-                *(x[found.entity == candidate] for x in (found.evidence, found.rule)), strict=True
+                *(x[prediction.entity == candidate] for x in (prediction.evidence, prediction.rule)),
+                strict=True,
             )
         ]
-        return [self._reason(rule, query, candidate) for _, rule in sorted(set(said))[:most]]
+        return [self._reason(rule, query, candidate) for _, rule in sorted(set(sentences))[:most]]
 
     def _reason(self, rule: int, query: Query, candidate: int) -> Reason:
         paths, constants = self.rules
@@ -243,7 +244,7 @@ SCALE = 4.0  # of scores, so that weights of other signals suit them
 BEST = 5  # rules that count for a candidate
 CELLS = 2**22  # scores that are made at once
 KINDS = ("path", "constant")
-DISCOUNTS = {"maximum": 1e-3, "discounted": 0.7, "noisy-or": 1.0}  # each rule against the one before it
+DISCOUNT = 0.7  # what each further rule counts against the one before it: between the best alone and noisy-or
 FREQUENCY = 1e-4  # weight of how often an entity answers: less than any rule
 
 
@@ -295,7 +296,7 @@ class Rules(TrainableSignal):
     transductive: ClassVar[bool] = True
 
     applied: Applied
-    discount: float = DISCOUNTS["discounted"]
+    discount: float = DISCOUNT
 
     @classmethod
     def fit(
@@ -315,7 +316,7 @@ class Rules(TrainableSignal):
         rules = cls.check(graph, settings) or mine(graph, settings, advance)
         if not rules:
             raise NoRulesError("no rules were found in the training triples")
-        return cls.over_graph(rules, graph, DISCOUNTS[settings.aggregation])
+        return cls.over_graph(rules, graph, DISCOUNT)
 
     @staticmethod
     def check(graph: KnowledgeGraph, settings: RuleSettings) -> RuleSet | None:
@@ -399,8 +400,8 @@ class Rules(TrainableSignal):
     def _of_all(self, queries: Queries) -> Floats:
         """Scores ``(B, N)`` of all entities."""
         best = _Best(len(queries) * self.applied.entities)
-        for said in self.applied.predictions(queries):
-            best.add(said.query * self.applied.entities + said.entity, said.evidence)
+        for prediction in self.applied.predictions(queries):
+            best.add(prediction.query * self.applied.entities + prediction.entity, prediction.evidence)
         often_BN = self.applied.frequencies[asked_of(queries)].toarray()
         return self._scored(best, often_BN, often_BN.sum(1, keepdims=True))
 
@@ -428,11 +429,11 @@ class Rules(TrainableSignal):
         rows, entities = np.arange(len(queries)), self.applied.entities
         cells, cell_BK = np.unique(rows[:, None] * entities + ids_BK, return_inverse=True)
         best = _Best(len(cells))
-        for said in self.applied.predictions(queries):
-            cell = said.query * entities + said.entity
+        for prediction in self.applied.predictions(queries):
+            cell = prediction.query * entities + prediction.entity
             at = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
             on = cells[at] == cell
-            best.add(at[on], said.evidence[on])
+            best.add(at[on], prediction.evidence[on])
         return cells, cell_BK, best
 
     def _scored(self, best: _Best, often: Floats, of: Floats) -> Floats:

@@ -43,7 +43,7 @@ def texts_of(entities: EntityTable) -> list[str]:
     >>> texts_of(EntityTable(["q1", "q2"], ["Paris", "Rome"], ["a capital", ""]))
     ['Paris. a capital', 'Rome']
     """
-    columns = zip(entities.column("surface"), entities.told.to_pylist(), strict=True)
+    columns = zip(entities.column("surface"), entities.model_descriptions.to_pylist(), strict=True)
     return [f"{surface}. {description}" if description else surface for surface, description in columns]
 
 
@@ -90,7 +90,10 @@ class EncoderSource:
     def known_by(self) -> dict[str, Any]:
         """What tells these vectors from those of other texts and encoders."""
         digest = sha256()
-        columns = {"surface": self.entities.table.column("surface"), "description": self.entities.told}
+        columns = {
+            "surface": self.entities.table.column("surface"),
+            "description": self.entities.model_descriptions,
+        }
         for batch in pa.table(columns).to_batches(PART):
             for column in batch.columns:
                 digest.update("\0".join(column.to_pylist()).encode(errors="surrogatepass"))
@@ -137,7 +140,7 @@ def read_texts(
         reading = _Reading(source, kept, advance, count)
         reading.read("texts", ids_N, source.read)
         return reading.vectors
-    described_N = pc.not_equal(source.entities.told, "").to_numpy().astype(np.bool_)
+    described_N = pc.not_equal(source.entities.model_descriptions, "").to_numpy().astype(np.bool_)
     reading = _Reading(source, kept, advance, count + int(described_N.sum()), seconds)
     # 1) Names, which are all that there is of entities without a description.
     in_time = reading.read("names", ids_N, source.read_names)

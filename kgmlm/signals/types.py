@@ -36,8 +36,11 @@ SOURCES = ("seen", "given", "nearest", "none")  # of an entity's types
 NONE = -1
 SMOOTHING = 1e-4  # of shares in an affinity
 BINS = 32  # of how often an entity fills a side: 0, 1, 2 and 3, 4 to 7, ...
-LEAST_RATE = 1e-9
+MIN_RATE = 1e-9
 DOUBT = 0.01  # share of the new fillers of a side that could be any entity
+# Fraction of a relation's training heads (tails) that `--typed` may wrongly reject, estimated leave-one-out
+MISSED = 0.001
+NEIGHBORS = 10  # seen entities, the nearest by vectors, whose types an entity without any has
 KEPT = 2**25  # scores of sides that are kept: 128 MB
 ENTITY_BATCH = 256  # entities whose neighbors are searched together
 PAIRS = 2**31  # of entities without types and seen ones that are compared at most: less than a minute
@@ -52,9 +55,9 @@ def fills(triples: IntArray, entities: int, relations: int) -> sp.csr_array:
     """
     h, r, t = distinct_triples(triples).T
     where = (np.concatenate([t, h]), np.concatenate([2 * r, 2 * r + 1]))
-    found = sp.csr_array((np.ones(2 * len(h), np.float32), where), (entities, 2 * relations))
-    found.sum_duplicates()
-    return found
+    fills_NF = sp.csr_array((np.ones(2 * len(h), np.float32), where), (entities, 2 * relations))
+    fills_NF.sum_duplicates()
+    return fills_NF
 
 
 def _binary(counts: sp.csr_array) -> sp.csr_array:
@@ -73,8 +76,8 @@ def _given(context: ContextGraph, relations: IntArray) -> tuple[IntArray, list[s
 
 def _bins(count: Floats) -> IntArray:
     """0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
-    found: IntArray = np.where(count < 1, 0, 1 + np.log2(np.maximum(count, 1))).astype(np.int64)
-    return np.minimum(found, BINS - 1)
+    bins: IntArray = np.where(count < 1, 0, 1 + np.log2(np.maximum(count, 1))).astype(np.int64)
+    return np.minimum(bins, BINS - 1)
 
 
 def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
@@ -91,8 +94,8 @@ def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
     np.add.at(entities_SC, (side, _bins(count)), 1)
     entities_SC[:, 0] = seen - np.diff(by_side.indptr)
     usual_C = np.append(0.0, 1.5 * 2.0 ** np.arange(BINS - 1))  # as often again, for one entity
-    found: Floats = ((events_SC + usual_C) / (entities_SC + 1)).astype(np.float32)
-    return found
+    rates: Floats = ((events_SC + usual_C) / (entities_SC + 1)).astype(np.float32)
+    return rates
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,8 +364,10 @@ class EntityTypes:
     def _kinds_N(self) -> Floats:
         """Return how many kinds of features each entity has: sides, types."""
         parts = (self.known.has_NF[:, : self.affinity.sides], self.known.has_NF[:, self.affinity.sides :])
-        found: Floats = np.sum([np.diff(sp.csr_array(p).indptr) > 0 for p in parts], axis=0, dtype=np.float32)
-        return found
+        kinds_N: Floats = np.sum(
+            [np.diff(sp.csr_array(p).indptr) > 0 for p in parts], axis=0, dtype=np.float32
+        )
+        return kinds_N
 
     @cached_property
     def _by_side(self) -> sp.csc_array:
@@ -397,7 +402,7 @@ class EntityTypes:
         new_N = (count_N == 0) & self._seen_N
         if new_N.any():
             alike = 1 / int(new_N.sum())
-            total = max(float(by_N[new_N].sum()), LEAST_RATE)
+            total = max(float(by_N[new_N].sum()), MIN_RATE)
             share_N = by_N * np.float32((1 - DOUBT) / total) + DOUBT * alike
             share_N = np.where(self._kinds_N > 0, share_N, alike).astype(np.float32)
             first_N = (count_N == 1).sum() * share_N
@@ -406,8 +411,8 @@ class EntityTypes:
         else:
             mean = filled_N[self._seen_N].mean() if self._seen_N.any() else 0
             first_N = np.full(len(count_N), mean, np.float32)
-        found: Floats = np.where(count_N == 0, first_N, filled_N)
-        return found
+        rate_N: Floats = np.where(count_N == 0, first_N, filled_N)
+        return rate_N
 
     def row(self, side: int) -> Floats:
         """Return how many more triples of a side to expect of each entity ``(N,)``, as logarithms; made once
@@ -421,7 +426,7 @@ class EntityTypes:
         if side not in self._kept:
             if (len(self._kept) + 1) * len(self.own.source_N) > KEPT:
                 self._kept.clear()
-            self._kept[side] = np.log(self._rate(side) + LEAST_RATE).astype(np.float32)
+            self._kept[side] = np.log(self._rate(side) + MIN_RATE).astype(np.float32)
         return self._kept[side]
 
     def fitting(self, side: int) -> BoolArray:
@@ -480,8 +485,8 @@ class Types(TrainableSignal):
         """
         cls.check(graph, settings)
         relation = graph.relations.index.get(settings.relation, NONE)
-        affinity = Affinity.learn(graph.context, relation, settings.missed, advance)
-        return cls(EntityTypes.of(affinity, graph.context, settings.neighbors))
+        affinity = Affinity.learn(graph.context, relation, MISSED, advance)
+        return cls(EntityTypes.of(affinity, graph.context, NEIGHBORS))
 
     def for_graph(self, reader: Reader, entity_rows: IntArray, relation_rows: IntArray) -> Types:
         """A copy for the training triples and given types of another graph."""
@@ -541,11 +546,11 @@ class Types(TrainableSignal):
         """Scores ``(B, N)`` or ``(B, K)``."""
         queries = reading.queries
         side_B = self.types.sides_of(queries)
-        found = np.zeros((len(queries), pool.width), np.float32)
+        scores = np.zeros((len(queries), pool.width), np.float32)
         for side in np.unique(side_B).tolist():
             at, row_N = np.flatnonzero(side_B == side), self.types.row(side)
             if pool.ids is None:
-                found[at] = row_N
+                scores[at] = row_N
             else:
-                found[at] = row_N[pool.filled[at] if pool.own else pool.filled]
-        return found
+                scores[at] = row_N[pool.filled[at] if pool.own else pool.filled]
+        return scores

@@ -155,9 +155,9 @@ class EntityVectors:
         begins = len(rows_N) >= count and bool((rows_N[:count] == np.arange(count)).all())
         self._saved_MD, self._own_KD, self._read_N = (saved_MD if begins else None), None, rows_N >= 0
         self._tables = None
-        there = np.flatnonzero(self._read_N[self._first :]) + self._first
-        if len(there):
-            self._write(there, of(rows_N[there]))
+        read_rows = np.flatnonzero(self._read_N[self._first :]) + self._first
+        if len(read_rows):
+            self._write(read_rows, of(rows_N[read_rows]))
 
     @property
     def _first(self) -> int:
@@ -254,7 +254,7 @@ class EntityVectors:
             folder.mkdir(exist_ok=True)
             files.write_json(about, of)
         world.wait()
-        count, found = len(self.source.entities), []
+        count, parts = len(self.source.entities), []
         for part, start in enumerate(range(0, count, size)):
             ids = np.arange(start, min(start + size, count))
             path = folder / f"part-{part:06}.npy"
@@ -265,9 +265,9 @@ class EntityVectors:
                 self.forget()
             else:
                 advance(len(ids), count)
-            found.append(path)
+            parts.append(path)
         world.wait()
-        return found
+        return parts
 
 
 def _parsed(path: Path) -> object:

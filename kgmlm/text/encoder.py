@@ -120,7 +120,7 @@ class TextEncoder:
         Args:
             weights: False leaves them out, where they are in the run's model, too.
         """
-        found: dict[str, npt.NDArray[Any]] = {
+        tensors: dict[str, npt.NDArray[Any]] = {
             f"{ENCODER}{name}": np.ascontiguousarray(_array(tensor))
             for name, tensor in (self.weights().items() if weights else ())
         }
@@ -130,8 +130,8 @@ class TextEncoder:
             (_CONFIG, json.dumps(config, default=str).encode()),
             (_TOKENIZER, self.tokenizer),
         ):
-            found[name] = np.frombuffer(data, np.uint8).copy()
-        return found
+            tensors[name] = np.frombuffer(data, np.uint8).copy()
+        return tensors
 
     @classmethod
     def of_tensors(
@@ -220,8 +220,8 @@ class TextEncoder:
             units = torch.autocast(model.device.type, torch.bfloat16) if low else nullcontext()
             ids, mask = (torch.from_numpy(x).to(model.device) for x in (ids_BT, mask_BT))
             with torch.inference_mode(), units:
-                found = model(input_ids=ids, attention_mask=mask).last_hidden_state
-            array: Floats = found.float().cpu().numpy()
+                states = model(input_ids=ids, attention_mask=mask).last_hidden_state
+            array: Floats = states.float().cpu().numpy()
             return array
 
         return states
@@ -264,11 +264,11 @@ class TextEncoder:
                 name: x if isinstance(x, torch.Tensor) else torch.from_numpy(x.copy())
                 for name, x in self.weights().items()
             }
-            found = model.load_state_dict(tensors, strict=False)
-            lost = [name for name in found.missing_keys if _UNUSED not in name]
-            if lost or found.unexpected_keys:
+            keys = model.load_state_dict(tensors, strict=False)
+            lost = [name for name in keys.missing_keys if _UNUSED not in name]
+            if lost or keys.unexpected_keys:
                 raise ValueError(
-                    f"its weights are not those of its model, such as {[*lost, *found.unexpected_keys][0]}"
+                    f"its weights are not those of its model, such as {[*lost, *keys.unexpected_keys][0]}"
                 )
         except Exception as error:
             raise ModelError(f"the text encoder of the bi-encoder cannot be used: {reason(error)}") from None
@@ -280,8 +280,8 @@ def _array(tensor: Any) -> npt.NDArray[Any]:
     if isinstance(tensor, np.ndarray):
         return tensor
     tensor = tensor.float() if tensor.is_floating_point() else tensor
-    found: npt.NDArray[Any] = tensor.cpu().numpy()
-    return found
+    array: npt.NDArray[Any] = tensor.cpu().numpy()
+    return array
 
 
 def _padded(ids: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
@@ -320,21 +320,21 @@ def _pooling(address: str) -> Pooling:
     if not isinstance(modules, list):
         return "mean"
     paths = [str(m.get("path", "")) for m in modules if str(m.get("type", "")).endswith("Pooling")]
-    said = _json(address, f"{paths[0]}/config.json") if paths else None
-    if not isinstance(said, dict):
+    config = _json(address, f"{paths[0]}/config.json") if paths else None
+    if not isinstance(config, dict):
         return "mean"
     named = {
         key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
-        for key, value in said.items()
+        for key, value in config.items()
         if key.startswith("pooling_mode_") and value is True
-    } or {str(said.get("pooling_mode", "mean"))}
+    } or {str(config.get("pooling_mode", "mean"))}
     known: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "max": "max", "lasttoken": "lasttoken"}
-    found = named.pop()
-    if named or found not in known:
+    pooling = named.pop()
+    if named or pooling not in known:
         raise ValueError(
-            f"its pooling '{' and '.join(sorted({found, *named}))}' is none of {', '.join(known)}"
+            f"its pooling '{' and '.join(sorted({pooling, *named}))}' is none of {', '.join(known)}"
         )
-    return known[found]
+    return known[pooling]
 
 
 def _json(address: str, name: str) -> Any:
@@ -345,11 +345,11 @@ def _json(address: str, name: str) -> Any:
         return json.loads(path.read_bytes()) if path.is_file() else None
     from transformers.utils import cached_file
 
-    found = cached_file(
+    file = cached_file(
         address,
         name,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return json.loads(Path(found).read_bytes()) if found else None
+    return json.loads(Path(file).read_bytes()) if file else None

@@ -18,6 +18,9 @@ from kgmlm.graphs.graph import ContextGraph, Edge
 from kgmlm.graphs.queries import Queries, Query, Target
 
 NEVER = 0
+# In training, the chance that one neighbor is left out, and that all are: the model must also answer queries
+# about entities without neighbors.
+NEIGHBOR_DROPOUT = 0.3
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,13 @@ class Linearization:
         return " ".join(w for w in words if w)
 
 
-Template = Callable[[ContextGraph, Query, bool, Sequence[Edge]], Linearization]
+Template = Callable[[ContextGraph, Query, Sequence[Edge]], Linearization]
 
 
 def neighborhood(
     context: ContextGraph, query: Query, limit: int, drop: float = 0.0, rng: np.random.Generator | None = None
 ) -> list[Edge]:
-    """The training triples of the query's entity that its text may tell, the most telling first.
+    """The training triples of the query's entity that its text may name, those of rare entities first.
 
     Whatever answers the query itself in training is withheld, so the text of a training query never holds
     its answers by the asked-for triple; the mirrored triple (answer, relation, entity) may stay. First come
@@ -70,7 +73,7 @@ def neighborhood(
         limit: how many at most.
         drop: in training, the chance that an edge is left out, and that all are.
     """
-    relation_E, tail_E, other_E, place_E = context.telling(query.entity)
+    relation_E, tail_E, other_E, place_E = context.ordered_edges(query.entity)
     # A self-loop stands on both sides of its entity.
     kept_E = (relation_E != query.relation) | (
         (tail_E != (query.target == "tail")) & (other_E != query.entity)
@@ -103,7 +106,7 @@ def _turns(groups: IntArray) -> IntArray:
     return turns
 
 
-def _told(context: ContextGraph, neighbors: Sequence[Edge]) -> tuple[Segment, ...]:
+def neighbor_segments(context: ContextGraph, neighbors: Sequence[Edge]) -> tuple[Segment, ...]:
     """Neighbors as text: ``; is a: organism``. Beyond the third they are cut before the description."""
     return tuple(
         Segment(
@@ -119,42 +122,43 @@ def _wording(context: ContextGraph, relation: int, target: Target) -> str:
     return name if target == "tail" else f"inverse of {name}"
 
 
-def plain(
-    context: ContextGraph, query: Query, descriptions: bool, neighbors: Sequence[Edge] = ()
-) -> Linearization:
+def plain(context: ContextGraph, query: Query, neighbors: Sequence[Edge] = ()) -> Linearization:
     """``virus. a tiny agent | causes | ___`` and ``disease. … | inverse of causes | ___``."""
     entity = context.entities[query.entity]
-    description = entity.told if descriptions else ""
+    description = entity.model_description
     return Linearization(
         (
             Segment(f"{entity.surface}." if description else entity.surface, cut=1),
             Segment(description, cut=3),
-            *_told(context, neighbors),
+            *neighbor_segments(context, neighbors),
             Segment(f"| {_wording(context, query.relation, query.target)} |"),
         )
     )
 
 
-def natural(
-    context: ContextGraph, query: Query, descriptions: bool, neighbors: Sequence[Edge] = ()
-) -> Linearization:
+def natural(context: ContextGraph, query: Query, neighbors: Sequence[Edge] = ()) -> Linearization:
     """``virus means: a tiny agent virus causes ___`` and ``… something causes disease, namely ___``."""
     entity = context.entities[query.entity]
     relation = context.relations[query.relation].name
-    description = entity.told if descriptions else ""
+    description = entity.model_description
     intro = (Segment(f"{entity.surface} means:", cut=1), Segment(description, cut=3)) if description else ()
-    told = _told(context, neighbors)
+    neighbor_text = neighbor_segments(context, neighbors)
     if query.target == "tail":
-        return Linearization((*intro, *told, Segment(entity.surface, cut=1), Segment(relation)))
+        return Linearization((*intro, *neighbor_text, Segment(entity.surface, cut=1), Segment(relation)))
     return Linearization(
-        (*intro, *told, Segment(f"something {relation}"), Segment(f"{entity.surface}, namely", cut=1)),
+        (
+            *intro,
+            *neighbor_text,
+            Segment(f"something {relation}"),
+            Segment(f"{entity.surface}, namely", cut=1),
+        ),
     )
 
 
-def entity_text(context: ContextGraph, entity: int, descriptions: bool) -> Linearization:
+def entity_text(context: ContextGraph, entity: int) -> Linearization:
     """The text of an entity's vector: ``virus. a tiny agent ___``; nothing that the graph knows."""
     read = context.entities[entity]
-    description = read.told if descriptions else ""
+    description = read.model_description
     return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))
 
 
@@ -183,8 +187,8 @@ def linearize(
     template = get_template(settings.template)
     written = []
     for q in queries:
-        told: list[Edge] = []
+        edges: list[Edge] = []
         if settings.neighbors:
-            told = neighborhood(context, q, settings.neighbors, settings.neighbor_dropout, rng)
-        written.append(template(context, q, settings.descriptions, told))
+            edges = neighborhood(context, q, settings.neighbors, NEIGHBOR_DROPOUT, rng)
+        written.append(template(context, q, edges))
     return written

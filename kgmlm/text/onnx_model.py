@@ -54,7 +54,7 @@ class Facts(StrictModel):
 
 
 @contextmanager
-def _said(path: Path) -> Iterator[None]:
+def _readable_errors(path: Path) -> Iterator[None]:
     """Say of what goes wrong inside which file it is of, and what helps."""
     try:
         yield
@@ -76,7 +76,7 @@ def facts_of(path: Path, data: bytes, config: str) -> Facts:
     Raises:
         ModelError: when it is damaged or of another model.
     """
-    with _said(path):
+    with _readable_errors(path):
         facts = read_facts(data)
         if facts.config != config:
             raise ValueError("it is the structure of another model")
@@ -110,7 +110,7 @@ class Structure:
             options.intra_op_num_threads = int(threads)
         data = path.read_bytes()
         self.facts = facts_of(path, data, config)
-        with _said(path):
+        with _readable_errors(path):
             names = self.facts.weights
             values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in names]
             options.add_external_initializers(names, values)
@@ -129,9 +129,9 @@ class Structure:
                 f"{self.path} was opened before this process was forked; open the run in the fork itself, or "
                 "with runtime='torch'"
             )
-        with _said(self.path):
-            (found,) = self._session.run(None, given)
-        states: Floats = found
+        with _readable_errors(self.path):
+            (hidden,) = self._session.run(None, given)
+        states: Floats = hidden
         return states
 
     def try_out(self, width: int, **more: IntArray) -> None:
@@ -143,7 +143,7 @@ class Structure:
         mask_BT = np.ones((2, 6), np.int64)
         mask_BT[1, 4:] = 0
         states = self.states(input_ids=np.ones((2, 6), np.int64), attention_mask=mask_BT, **more)
-        with _said(self.path):
+        with _readable_errors(self.path):
             if states.dtype != np.float32 or states.shape[::2] != (2, width) or not np.isfinite(states).all():
                 raise ValueError("it does not give the states of a text model")
 
@@ -188,10 +188,10 @@ class OnnxModel:
         """The structure with its weights, and the decoder's weight (V, D) and bias (V,)."""
         from safetensors.numpy import load_file
 
-        with _said(self.path):
+        with _readable_errors(self.path):
             tensors = load_file(self.folder / WEIGHTS)
         structure = Structure(self.path, self._config, tensors)
-        with _said(self.path):
+        with _readable_errors(self.path):
             decoder = _decoder(tensors, structure.facts)
         structure.try_out(decoder[0].shape[1], columns=np.array([[1, 2], [1, 2]], np.int64))
         return structure, decoder

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from kgmlm.graphs.queries import Queries
 from kgmlm.text.linearization import Linearization, entity_text, get_template, linearize
 from kgmlm.text.tokenization import Candidates, Encoded, MaskedBatch, SpanTokenizer, Vocabulary
 
-Normalization = Literal["mean", "sum"]
 Int32s = npt.NDArray[np.int32]
 _LOGITS = 2**25  # logits held at once: 128 MB
 
@@ -321,8 +320,7 @@ class Reader:
 
     def encode_entities(self, entity_ids: IntArray) -> list[Encoded]:
         """The tokens that vectors of entities are read from, cut to ``vector.max_length``."""
-        descriptions = self.settings.text.descriptions
-        texts = [entity_text(self.context, i, descriptions) for i in entity_ids.tolist()]
+        texts = [entity_text(self.context, i) for i in entity_ids.tolist()]
         return self.tokenizer.encode_queries(texts, 0, self.settings.vector.max_length, vector=True)
 
     def padded(self, encoded: Sequence[Encoded], batch_size: int) -> Iterator[tuple[IntArray, MaskedBatch]]:

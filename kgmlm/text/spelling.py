@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from kgmlm.core.arrays import Floats, IntArray
-from kgmlm.text.reader import Normalization
 from kgmlm.text.tokenization import Candidates, MaskedBatch
 from kgmlm.text.torch_model import SpanBatch, SpanModel, SpanOutput, positions_of
 
@@ -42,11 +41,11 @@ class Spelled:
         name = np.repeat(np.arange(len(chosen)), lengths)
         within = np.arange(len(chosen.token_ids)) - np.repeat(chosen.offsets[:-1], lengths)
         tokens = np.zeros((len(chosen), span), np.int64)
-        there = np.zeros(tokens.shape, np.bool_)
-        tokens[name, within], there[name, within] = chosen.token_ids, True
-        there[ids_BK.ravel() < 0] = False
+        mask = np.zeros(tokens.shape, np.bool_)
+        tokens[name, within], mask[name, within] = chosen.token_ids, True
+        mask[ids_BK.ravel() < 0] = False
         shape = (*ids_BK.shape, span)
-        return cls(torch.from_numpy(tokens.reshape(shape)), torch.from_numpy(there.reshape(shape)))
+        return cls(torch.from_numpy(tokens.reshape(shape)), torch.from_numpy(mask.reshape(shape)))
 
     def to(self, device: torch.device) -> Spelled:
         """The names on a device."""
@@ -102,16 +101,13 @@ def spelled_log_probs(
     normalizer_R = model.log_normalizer(rows_RD, softmax_tokens)
     own_R = (weight_VD[tokens_R].float() * rows_RD).sum(1) + bias_V[tokens_R].float()
     found_BKL = states_BKLD.new_zeros(names.there_BKL.shape)
-    found: torch.Tensor = found_BKL.index_put((names.there_BKL,), own_R - normalizer_R)
-    return found
+    log_probs: torch.Tensor = found_BKL.index_put((names.there_BKL,), own_R - normalizer_R)
+    return log_probs
 
 
-def spelled_scores(
-    log_probs_BKL: torch.Tensor, names: Spelled, normalization: Normalization = "mean"
-) -> torch.Tensor:
-    """Scores ``(B, K)`` of names: the mean or sum of their tokens' log-probabilities; 0 of missing names."""
-    total_BK = log_probs_BKL.sum(2)
-    return total_BK / names.there_BKL.sum(2).clamp_min(1) if normalization == "mean" else total_BK
+def spelled_scores(log_probs_BKL: torch.Tensor, names: Spelled) -> torch.Tensor:
+    """Scores ``(B, K)`` of names: the mean of their tokens' log-probabilities; 0 of missing names."""
+    return log_probs_BKL.sum(2) / names.there_BKL.sum(2).clamp_min(1)
 
 
 @torch.inference_mode()
@@ -121,7 +117,6 @@ def read_names(
     names: Candidates,
     ids_BK: IntArray,
     softmax_tokens: IntArray | None,
-    normalization: Normalization = "mean",
 ) -> Floats:
     """Scores ``(B, K)`` of K candidates of each text, read token by token; 0 where an id is -1.
 
@@ -133,5 +128,5 @@ def read_names(
     spelled = Spelled.of(names, ids_BK, batch.span_length).to(model.device)
     tokens = None if softmax_tokens is None else torch.from_numpy(softmax_tokens).to(model.device)
     log_probs_BKL = spelled_log_probs(model, model(batch, names=spelled.behind(batch)), spelled, tokens)
-    scores_BK: Floats = spelled_scores(log_probs_BKL, spelled, normalization).cpu().numpy()
+    scores_BK: Floats = spelled_scores(log_probs_BKL, spelled).cpu().numpy()
     return scores_BK

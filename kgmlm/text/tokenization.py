@@ -410,16 +410,16 @@ class SavedTokenizer:
         """
         from tokenizers import Tokenizer
 
-        found = {name: path.read_bytes() for name in FILES if (path := folder / name).is_file()}
-        if not {"tokenizer.json", "tokenizer_config.json"} <= set(found):
+        contents = {name: path.read_bytes() for name in FILES if (path := folder / name).is_file()}
+        if not {"tokenizer.json", "tokenizer_config.json"} <= set(contents):
             return None
-        config = files.parse_json(found["tokenizer_config.json"])
+        config = files.parse_json(contents["tokenizer_config.json"])
         if not isinstance(config, dict):
             raise ValueError("tokenizer_config.json is no JSON object")
         names = {name: _text(config[name]) for name in NAMES if config.get(name) is not None}
         more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
         further = [_text(token) for token in (more.values() if isinstance(more, dict) else more)]
-        return cls(Tokenizer.from_str(found["tokenizer.json"].decode()), names, further, found)
+        return cls(Tokenizer.from_str(contents["tokenizer.json"].decode()), names, further, contents)
 
     def _id(self, name: str) -> int | None:
         text = self.names.get(name)
@@ -430,8 +430,8 @@ class SavedTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         """Pieces to ids."""
-        found: dict[str, int] = self.core.get_vocab()
-        return found
+        vocabulary: dict[str, int] = self.core.get_vocab()
+        return vocabulary
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Ids as pieces."""
@@ -508,8 +508,8 @@ def model_named(model: str | Path) -> str:
     """
     if str(model) != MINILM or Path(MINILM).is_dir():
         return str(model)
-    found = find_spec(_PACKAGE)
-    return _HUB if found is None or found.origin is None else str(Path(found.origin).parent / "model")
+    package = find_spec(_PACKAGE)
+    return _HUB if package is None or package.origin is None else str(Path(package.origin).parent / "model")
 
 
 def check_model_folder(path: str | Path) -> None:
@@ -606,15 +606,17 @@ class Vocabulary:
 def scratch_texts(graph: KnowledgeGraph, text: TextSettings) -> Iterator[str]:
     """The texts of a scratch tokenizer: training entities and relations only, and the template's words."""
     entities = graph.entities
-    columns = pa.table({"surface": entities.table.column("surface"), "description": entities.told})
+    columns = pa.table(
+        {"surface": entities.table.column("surface"), "description": entities.model_descriptions}
+    )
     for batch in columns.take(pa.array(np.flatnonzero(graph.seen_N))).to_batches(_BATCH):
         for surface, description in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             yield surface
-            if text.descriptions and description:
+            if description:
                 yield description
     template = get_template(text.template)
     for query in of_each_relation(graph):
-        yield template(graph.context, query, text.descriptions, ()).text("")
+        yield template(graph.context, query, ()).text("")
 
 
 def of_each_relation(graph: KnowledgeGraph) -> Queries:

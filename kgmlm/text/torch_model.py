@@ -156,8 +156,8 @@ class PackedEncoder:
         )
         if len(batches) == 1:
             return states_BTD.flatten(0, 1)
-        there = [torch.ones_like(ids_BT, dtype=torch.bool) for ids_BT in batches]
-        there_BT = torch.cat([pad(x, (0, longest - x.shape[1])) for x in there])
+        masks = [torch.ones_like(ids_BT, dtype=torch.bool) for ids_BT in batches]
+        there_BT = torch.cat([pad(x, (0, longest - x.shape[1])) for x in masks])
         return states_BTD.flatten(0, 1).index_select(0, there_BT.flatten().nonzero()[:, 0])
 
     def _places(self, readings: Sequence[SpanBatch], longest: int) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ from kgmlm.core.processes import ALONE, ProcessGroup
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import CandidateScores, blocks_of
-from kgmlm.ranking.ranker import Mixture, Ranker, Use
+from kgmlm.ranking.ranker import Mixture, Ranker, StageWeight
 from kgmlm.ranking.second_stage import best_of, in_place
 from kgmlm.training.states import states_of
 from kgmlm.training.weights import ValidationSample, figures_of, odd_answers, refitted
@@ -105,7 +105,7 @@ class CandidateLists:
         """A copy with other scores by the stages before."""
         return replace(self, candidates=self.candidates._replace(scores_BK=scores_DK))
 
-    def weights_of(self, asks: Asks, of_B: BoolArray) -> Mixture:
+    def weights_of(self, asks: ListQueries, of_B: BoolArray) -> Mixture:
         """The weights of signals that some of the asks choose; those of the lists of a single signal."""
         names = tuple(self.candidates.signal_scores)
         if len(names) < 2:
@@ -113,7 +113,7 @@ class CandidateLists:
         scores_DKS = np.stack([self.candidates.signal_scores[name] for name in names], 2)
         return refitted(self.sample(asks, names, scores_DKS), names, of_B, self.mixture)
 
-    def sample(self, asks: Asks, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
+    def sample(self, asks: ListQueries, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
         """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
         inside_B = asks.column_B >= 0
         scores_BKS = scores_DKS[asks.list_B]
@@ -127,14 +127,14 @@ class CandidateLists:
             self.unseen_N, self.confident,
         )  # fmt: skip
 
-    def states_of(self, asks: Asks) -> IntArray:
+    def states_of(self, asks: ListQueries) -> IntArray:
         """The states of the asks ``(B,)``, as of :func:`~kgmlm.training.states.states_of`."""
         return states_of(asks.queries, asks.answers, self.unseen_N)
 
-    def used(self, use: Use, read_DK: Floats, of_DK: BoolArray) -> Floats:
+    def with_weight(self, stage_weight: StageWeight, read_DK: Floats, of_DK: BoolArray) -> Floats:
         """Scores after a second stage that moves some candidates ``of_DK``."""
-        stays_DK = use.stays(self.queries, self.candidates.ids_BK, self.unseen_N) & of_DK
-        after_DK = (self.scores_DK + np.where(of_DK, use.weight * read_DK, 0)).astype(np.float32)
+        stays_DK = stage_weight.stays(self.queries, self.candidates.ids_BK, self.unseen_N) & of_DK
+        after_DK = (self.scores_DK + np.where(of_DK, stage_weight.weight * read_DK, 0)).astype(np.float32)
         if not stays_DK.any():
             return after_DK
         nobody = np.float32(-np.inf)
@@ -143,7 +143,7 @@ class CandidateLists:
         )
         return np.where(of_DK, placed_DK, after_DK)
 
-    def ratio(self, asks: Asks, added_DK: Floats, of_B: BoolArray) -> float:
+    def ratio(self, asks: ListQueries, added_DK: Floats, of_B: BoolArray) -> float:
         """Compute how much a second stage counts beside the stages before, so that the answers of some of
         the asks are most likely.
         """
@@ -151,7 +151,9 @@ class CandidateLists:
         averages = both.fitted(STAGES, of_B, by_relation=False).averages
         return averages["second"] / averages["first"]
 
-    def reciprocal(self, asks: Asks, scores_DK: Floats, ahead_DK: BoolArray | None = None) -> FloatArray:
+    def reciprocal(
+        self, asks: ListQueries, scores_DK: Floats, ahead_DK: BoolArray | None = None
+    ) -> FloatArray:
         """Reciprocal ranks ``(B,)``: of answers in their list by some scores, of others as they were.
 
         Args:
@@ -170,7 +172,7 @@ class CandidateLists:
         return found_B
 
 
-class Asks(NamedTuple):
+class ListQueries(NamedTuple):
     """B queries with an answer each.
 
     Attributes:
@@ -197,18 +199,22 @@ class Asks(NamedTuple):
         return (odd_B, ~odd_B) if all((inside_B & of_B).any() for of_B in (odd_B, ~odd_B)) else None
 
     def helped(
-        self, first_B: FloatArray, reciprocal_B: FloatArray, states_B: IntArray, use: Use
+        self, first_B: FloatArray, reciprocal_B: FloatArray, states_B: IntArray, stage_weight: StageWeight
     ) -> FloatArray:
         """Reciprocal ranks with a stage, of those queries that it is used for; of others without it."""
-        moves = [use.k > 0 and any(use.states[2 * unseen : 2 * unseen + 2]) for unseen in (0, 1)]
+        moves = [
+            stage_weight.k > 0 and any(stage_weight.states[2 * unseen : 2 * unseen + 2]) for unseen in (0, 1)
+        ]
         return np.where(np.array(moves)[states_B // 2], reciprocal_B, first_B)
 
-    def figures(self, first_B: FloatArray, reciprocal_B: FloatArray, use: Use) -> dict[str, float]:
+    def figures(
+        self, first_B: FloatArray, reciprocal_B: FloatArray, stage_weight: StageWeight
+    ) -> dict[str, float]:
         """The figures of a choice, by reciprocal ranks without the stage and with it."""
         return {
             **figures_of(reciprocal_B),
-            "k": use.k,
-            "weight": use.weight,
+            "k": stage_weight.k,
+            "weight": stage_weight.weight,
             "mrr_first": float(first_B.mean()),
             "held": float((self.column_B >= 0).mean()),
         }
@@ -223,7 +229,7 @@ def read_lists(
     advance: Callable[[int, int], None],
     batch_size: int = 64,
     world: ProcessGroup = ALONE,
-) -> tuple[CandidateLists, Asks]:
+) -> tuple[CandidateLists, ListQueries]:
     """The lists of all queries of a task.
 
     Args:
@@ -235,7 +241,7 @@ def read_lists(
     """
     distinct, most, share = task.distinct, min(most, len(task.member_N)), task.share(world)
     names = tuple(name for name in ranker.mixture.signals if name in ranker.signals)
-    found = CandidateScores.blank(names, (len(distinct), most))
+    candidate_scores = CandidateScores.blank(names, (len(distinct), most))
     open_DK, asked_DK = np.zeros((2, len(distinct), most), np.bool_)
     list_B, column_B = np.zeros((2, len(task.queries)), np.int64)
     read_DKF, view = np.zeros((len(distinct), most, width), np.float32), task.view()
@@ -243,7 +249,7 @@ def read_lists(
         rows, queries = share[own], first.queries
         best, ids_dK = best_of(ranker.context, first, most)
         ids_dK = best.to_read(ids_dK)
-        found.put(rows, CandidateScores.of(first, best, ids_dK))
+        candidate_scores.put(rows, CandidateScores.of(first, best, ids_dK))
         for at in blocks_of(len(rows), batch_size):
             read_DKF[rows[at]] = read(queries[at], rows[at], ids_dK[at])
         open_DK[rows] = (ids_dK >= 0) & task.member_N[ids_dK] & ~_among(ids_dK, *task.known.lookup(queries))
@@ -252,8 +258,8 @@ def read_lists(
             own_bK = ids_dK[part.group] == part.answers[:, None]
             list_B[part.at] = rows[part.group]
             column_B[part.at] = np.where(own_bK.any(1), own_bK.argmax(1), -1)
-    scores = [found.scores_BK, *found.signal_scores.values(), read_DKF]
-    arrays: list[npt.NDArray[Any]] = [found.ids_BK, open_DK, *scores]
+    scores = [candidate_scores.scores_BK, *candidate_scores.signal_scores.values(), read_DKF]
+    arrays: list[npt.NDArray[Any]] = [candidate_scores.ids_BK, open_DK, *scores]
     for array in arrays:
         for at, values in world.gathered((share, array[share])):
             array[at] = values
@@ -264,10 +270,12 @@ def read_lists(
     asked_DK[list_B[inside], column_B[inside]] = True
     confident = ranker.reader.settings.training.temperature
     lists = CandidateLists(
-        distinct, found, open_DK | asked_DK, asked_DK, read_DKF, ranker.mixture, ranker.context.unseen_N,
-        confident,
+        distinct, candidate_scores, open_DK | asked_DK, asked_DK, read_DKF, ranker.mixture,
+        ranker.context.unseen_N, confident,
     )  # fmt: skip
-    return lists, Asks(task.queries, task.answers, list_B, column_B, 1 / view.result().of_type("realistic"))
+    return lists, ListQueries(
+        task.queries, task.answers, list_B, column_B, 1 / view.result().of_type("realistic")
+    )
 
 
 def _among(ids_dK: IntArray, rows: IntArray, ids: IntArray) -> BoolArray:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+GRADIENT_NORM = 1.0  # to which gradients are scaled down
 LATEST = 50  # latest steps, whose median is the time of a step
 FIRST = 8  # steps before the total of a timed training is first estimated
 VALIDATING = 0.2  # share of the time that three validations may take; else there is only the last
@@ -482,7 +483,7 @@ class _Training:
                 accelerator.backward(loss)
                 mean_loss += loss.item() / self.settings.accumulation
                 if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+                    accelerator.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM)
                 self.prepared_optimizer.step()
                 self.prepared_optimizer.zero_grad()
         bound_memory()
@@ -505,8 +506,8 @@ class _Training:
     def _expect(self) -> None:
         """Tell the reporter the total of steps that fit into the time."""
         assert self.timed is not None
-        if told := self.timed.extended(self.state.step):
-            self.reporter.tell(told)
+        if total := self.timed.extended(self.state.step):
+            self.reporter.tell(total)
         self.reporter.expect(min(self.plan.total, self.state.step + self.timed.steps_left))
 
     def _mean(self, loss: float) -> float:

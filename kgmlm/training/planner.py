@@ -74,8 +74,8 @@ class Clock:
     @property
     def spent(self) -> Mapping[str, float]:
         """Seconds that each stage has taken, in this process and before."""
-        found: Mapping[str, float] = read_record(self.run).get("spent", {})
-        return found
+        spent: Mapping[str, float] = read_record(self.run).get("spent", {})
+        return spent
 
     @property
     def left(self) -> float:
@@ -238,7 +238,7 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
     Args:
         width: of the vectors of texts; the bi-encoder's steps are timed on random ones.
     """
-    found, times = dict[str, float](), list[float]()
+    seconds, times = dict[str, float](), list[float]()
 
     def per_step() -> float:
         taken = np.diff(times)
@@ -250,7 +250,7 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
         kge = recipe.settings.kge.model_copy(update={**few, **_sampled(graph, recipe)})
         train_complex(graph, kge, lambda n, total: times.append(time.monotonic()))
         epoch = math.ceil(len(graph.unique_queries("train")[0]) / kge.batch_size)
-        found["kge"] = PASSES * epoch * per_step()
+        seconds["kge"] = PASSES * epoch * per_step()
     if "biencoder" in recipe.stages:
         own = recipe.settings.biencoder.model_copy(update={"steps": FEW_STEPS})
         rng, kinds = np.random.default_rng(0), 2 * len(graph.relations)
@@ -261,8 +261,8 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
         profile = profile_of(graph.context.links, len(texts_ND), kinds)
         training = Training(graph, texts_RD, own)
         training.run(texts_ND, texts_ND, profile, lambda n: times.append(time.monotonic()))
-        found["biencoder"] = _most_steps(recipe, graph) * per_step()
-    return found
+        seconds["biencoder"] = _most_steps(recipe, graph) * per_step()
+    return seconds
 
 
 def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -> Recipe:

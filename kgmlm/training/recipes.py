@@ -210,13 +210,13 @@ def recipe_of(
         reasons["reverse"] = (
             f"none: each candidate scored in reverse is a query among {shape.entities:,} entities"
         )
-    there = len(graph.splits["valid"]) if graph.has("valid") else 0
-    if preset in WITH_TREES and there >= MIN_TREE_TRIPLES and shape.entities <= LARGE:
+    valid_triples = len(graph.splits["valid"]) if graph.has("valid") else 0
+    if preset in WITH_TREES and valid_triples >= MIN_TREE_TRIPLES and shape.entities <= LARGE:
         stages.append("trees")
     elif preset in WITH_TREES:
         reasons["trees"] = (
-            f"none: {counted(there, 'validation triple')}, and trees need {MIN_TREE_TRIPLES}"
-            if there < MIN_TREE_TRIPLES
+            f"none: {counted(valid_triples, 'validation triple')}, and trees need {MIN_TREE_TRIPLES}"
+            if valid_triples < MIN_TREE_TRIPLES
             else f"none: {shape.entities:,} entities are too many to count their links"
         )
     if preset != PLAIN and shape.entities > LARGE and settings.vector.enabled:  # names alone: exact is faster
@@ -309,13 +309,13 @@ def _biencoder(preset: str, shape: Shape) -> tuple[dict[str, Any], dict[str, str
     """Settings of the bi-encoder, and why."""
     laid, batch = head_steps(shape)
     steps = min(HEAD_STEPS[preset], laid)
-    found: dict[str, Any] = {"batch_size": batch, "steps": steps}
+    values: dict[str, Any] = {"batch_size": batch, "steps": steps}
     why = f"{PASSES} passes over {shape.triples:,} training triples from both sides"
     reasons = {"biencoder.steps": why if steps == laid else f"at most, by the preset; {why} are {laid:,}"}
     if shape.triples >= SMALL:
-        found["dropout"] = 0.2
+        values["dropout"] = 0.2
         reasons["biencoder.dropout"] = f"{shape.triples:,} training triples are not learned by heart"
-    return found, reasons
+    return values, reasons
 
 
 def share_of(steps: float, per_epoch: float) -> float:

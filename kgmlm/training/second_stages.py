@@ -23,11 +23,11 @@ from kgmlm.core.progress import Advance
 from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Mixture, Ranker, Use
+from kgmlm.ranking.ranker import Mixture, Ranker, StageWeight
 from kgmlm.ranking.second_stage import Conditional, ReverseScoring, best_of
 from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
-from kgmlm.training.states import helpful_use, measured_use
+from kgmlm.training.states import helpful_weight, measured_weight
 from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
@@ -41,7 +41,7 @@ def choose_conditional(
     advance: Advance = silent,
     candidates: int | None = None,
     batch_size: int = 64,
-) -> tuple[Use, dict[str, float]]:
+) -> tuple[StageWeight, dict[str, float]]:
     """Choose how many of the best are read token by token and how much that counts; none is a choice.
 
     Arguments and what is returned are those of :func:`choose_reverse`.
@@ -66,7 +66,7 @@ def choose_reverse(
     advance: Advance = silent,
     candidates: int | None = None,
     batch_size: int = 64,
-) -> tuple[Use, dict[str, float]]:
+) -> tuple[StageWeight, dict[str, float]]:
     """Choose how many of the best are scored in reverse and how much that counts; none is a choice.
 
     Of the weights that are tried it is the one by which the answers are most likely; how many is chosen by
@@ -86,12 +86,12 @@ def choose_reverse(
     first, task = ranker.unreranked(), validation_task(graph, protocol)
     most = min(candidates or ranker.reader.settings.reverse.candidates, len(graph.entities))
     back_DK = _all_reverse_scores(first, task, most, partial(advance, "reverse scoring"), batch_size)
-    told = partial(advance, "validating")
+    progress = partial(advance, "validating")
 
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
         return back_DK[rows, :, None]
 
-    return _choose_use(first, task, told, most, WEIGHTS_TRIED, read, batch_size)
+    return _choose_use(first, task, progress, most, WEIGHTS_TRIED, read, batch_size)
 
 
 def _all_reverse_scores(
@@ -107,7 +107,9 @@ def _all_reverse_scores(
         best, ids_dK = best_of(ranker.context, first, most)
         ids_SK[rows] = best.to_read(ids_dK)
     back_DK = np.zeros((len(task.groups), most), np.float32)
-    back_DK[share] = ReverseScoring(Use(most, 1.0)).score(ranker, queries, ids_SK, batch_size, advance)
+    back_DK[share] = ReverseScoring(StageWeight(most, 1.0)).score(
+        ranker, queries, ids_SK, batch_size, advance
+    )
     return back_DK
 
 
@@ -119,7 +121,7 @@ def _choose_use(
     weights: Sequence[float],
     read: ReadCandidates,
     batch_size: int,
-) -> tuple[Use, dict[str, float]]:
+) -> tuple[StageWeight, dict[str, float]]:
     """Choose how a second stage is used.
 
     Args:
@@ -130,20 +132,22 @@ def _choose_use(
     read_DK, most = lists.read_DKF[:, :, 0], lists.read_DKF.shape[1]
     sizes = sorted({k for k in SIZES_TRIED if k < most} | {most})
     chosen = {k: lists.first(k) for k in sizes}
-    never = Use(0, 0.0)
+    never = StageWeight(0, 0.0)
 
     states_B = lists.states_of(asks)
 
-    def reciprocal(by: CandidateLists, use: Use) -> FloatArray:
-        if not use.k:
+    def reciprocal(by: CandidateLists, stage_weight: StageWeight) -> FloatArray:
+        if not stage_weight.k:
             return by.reciprocal(asks, by.scores_DK)
-        return by.reciprocal(asks, by.used(use, read_DK, chosen[use.k]), chosen[use.k])
+        return by.reciprocal(
+            asks, by.with_weight(stage_weight, read_DK, chosen[stage_weight.k]), chosen[stage_weight.k]
+        )
 
-    def choose(by: CandidateLists, of_B: BoolArray) -> Use:
+    def choose(by: CandidateLists, of_B: BoolArray) -> StageWeight:
         fits = by.ratio(asks, read_DK, of_B)
         near = min(weights, key=lambda weight: abs(math.log(weight / fits)))
-        uses = [never, *(measured_use(Use(k, near), states_B) for k in sizes)]
-        return max(uses, key=lambda use: float(reciprocal(by, use)[of_B].mean()))
+        stage_weights = [never, *(measured_weight(StageWeight(k, near), states_B) for k in sizes)]
+        return max(stage_weights, key=lambda stage_weight: float(reciprocal(by, stage_weight)[of_B].mean()))
 
     first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
     halves = asks.halves()
@@ -153,9 +157,11 @@ def _choose_use(
         by_half = lists.weighed(lists.weights_of(asks, of_B))
         first_B[~of_B] = reciprocal(by_half, never)[~of_B]
         crossed_B[~of_B] = reciprocal(by_half, choose(by_half, of_B))[~of_B]
-    use = choose(lists, np.ones(len(first_B), np.bool_))
-    use = helpful_use(use, crossed_B - first_B, states_B) if use.k else never
-    return use, asks.figures(first_B, asks.helped(first_B, crossed_B, states_B, use), use)
+    stage_weight = choose(lists, np.ones(len(first_B), np.bool_))
+    stage_weight = helpful_weight(stage_weight, crossed_B - first_B, states_B) if stage_weight.k else never
+    return stage_weight, asks.figures(
+        first_B, asks.helped(first_B, crossed_B, states_B, stage_weight), stage_weight
+    )
 
 
 class Tuned(NamedTuple):
@@ -167,7 +173,7 @@ class Tuned(NamedTuple):
     """
 
     mixture: Mixture
-    uses: dict[str, Use]
+    stage_weights: dict[str, StageWeight]
     figures: dict[str, dict[str, float]]
 
 
@@ -201,13 +207,13 @@ def tune(
         mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
     first, few = ranker.replace(mixture=mixture, stages={}), second or protocol
     choices = {REVERSE: choose_reverse, CONDITIONAL: choose_conditional}
-    uses: dict[str, Use] = {}
+    stage_weights: dict[str, StageWeight] = {}
     for name in [name for name in SECOND if name in ranker.stages]:
         stage = ranker.stages[name]
-        uses[name] = stage.use
+        stage_weights[name] = stage.stage_weight
         if not begin or SECOND.index(name) >= SECOND.index(begin):
-            uses[name], figures[name] = choices[name](
+            stage_weights[name], figures[name] = choices[name](
                 first.with_stage(stage), graph, few, advance, candidates, batch_size
             )
-        first = first.with_stage(stage.used(uses[name]))
-    return Tuned(mixture, uses, figures)
+        first = first.with_stage(stage.with_weight(stage_weights[name]))
+    return Tuned(mixture, stage_weights, figures)

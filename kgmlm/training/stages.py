@@ -118,9 +118,9 @@ def stages_left(run: RunFolder) -> list[Stage]:
         for stage in recipe["stages"]
         if stage in beside() and not (stage in now and weighed and not (whole and was_cut(run, stage)))
     ]
-    if REVERSE in recipe["stages"] and REVERSE not in chosen.uses:
+    if REVERSE in recipe["stages"] and REVERSE not in chosen.stage_weights:
         left.append("reverse")
-    if TREES in recipe["stages"] and TREES not in chosen.uses:
+    if TREES in recipe["stages"] and TREES not in chosen.stage_weights:
         left.append("trees")
     if "index" in recipe["stages"] and run.shortlist is None:
         left.append("index")
@@ -212,7 +212,7 @@ def last_stages(
             f"not done by several processes: {' and '.join(left)}; `{resume_command}` does them in one"
         )
         return
-    few, before = None if max_steps is None else SHORT_RUN_TRIPLES, run.tuned.uses
+    few, before = None if max_steps is None else SHORT_RUN_TRIPLES, run.tuned.stage_weights
     later = ("reverse", "trees", "calibration")
     after = [stage for stage in later if stage in recipe["stages"]]
 
@@ -228,15 +228,15 @@ def last_stages(
             most = REVERSE_TRIPLES if run.settings.trains_text else TEXTLESS_TRIPLES
             figures = _chosen(path, "reverse", few or most, watch, REVERSED, share("reverse"))
         if "reverse" in figures:  # else the time was too short
-            _tell_of("reverse scoring", figures["reverse"], watch)
-    now = open_folder(path).tuned.uses
+            _tell_gain("reverse scoring", figures["reverse"], watch)
+    now = open_folder(path).tuned.stage_weights
     if CONDITIONAL in before and CONDITIONAL not in now:
         _chosen(path, "conditional", few, watch)
     if "trees" in left or (TREES in before and TREES not in now):
         with clock.stage("trees"):
             trial = recipe["preset"] == "quick"
-            found = _chosen(path, "trees", few, watch, MIN_TREE_TRIPLES, share("trees"), trial)["trees"]
-        _tell_of("trees", found, watch)
+            of_trees = _chosen(path, "trees", few, watch, MIN_TREE_TRIPLES, share("trees"), trial)["trees"]
+        _tell_gain("trees", of_trees, watch)
     if "index" in left:
         with clock.stage("index"):
             _index(path, watch)
@@ -261,8 +261,8 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
         run = open_folder(path)
         save_calibration(run, fitted_calibration(run, most=count, watch=watch))
 
-    there = len(open_folder(path).graph.splits["valid"])
-    most = min(TRIPLES if max_steps is None else SHORT_RUN_TRIPLES, there)
+    valid_triples = len(open_folder(path).graph.splits["valid"])
+    most = min(TRIPLES if max_steps is None else SHORT_RUN_TRIPLES, valid_triples)
     began, first = time.monotonic(), most if seconds is None else min(most, CALIBRATED)
     try:
         fit(first)
@@ -302,8 +302,8 @@ def _chosen(
 
     if seconds is None and not trial:
         return by(most)
-    there = len(open_folder(path).graph.splits["valid"])
-    whole, began = min(most or there, there), time.monotonic()
+    valid_triples = len(open_folder(path).graph.splits["valid"])
+    whole, began = min(most or valid_triples, valid_triples), time.monotonic()
     figures = by(min(first, whole))
     if whole <= first or (trial and not figures[only]["k"]):
         return figures
@@ -318,31 +318,31 @@ def _chosen(
         return by(1)
     if fitting <= first:
         return figures
-    watch.tell(f"{only} chosen on {fitting:,} of {there:,} validation triples")
+    watch.tell(f"{only} chosen on {fitting:,} of {valid_triples:,} validation triples")
     return by(fitting)
 
 
-def _tell_of(stage: str, found: dict[str, float], watch: Watcher) -> None:
+def _tell_gain(stage: str, figures: dict[str, float], watch: Watcher) -> None:
     """Say what validation chose of a second stage."""
-    used = f"on the {found['k']} best candidates" if found["k"] else "not used"
-    watch.tell(f"{stage} {used}: validation MRR {found['mrr']:.4f}, {found['mrr_first']:.4f} without it")
+    used = f"on the {figures['k']} best candidates" if figures["k"] else "not used"
+    watch.tell(f"{stage} {used}: validation MRR {figures['mrr']:.4f}, {figures['mrr_first']:.4f} without it")
 
 
 def _index(path: Path, watch: Watcher) -> None:
     """Index a run's entities, through which it is asked from now on."""
-    found = index(path, progress=watch)
+    record = index(path, progress=watch)
     run = open_folder(path)
-    write_record(run, shortlist={"entities": found["shortlist"], "of": run.text_fingerprint})
+    write_record(run, shortlist={"entities": record["shortlist"], "of": run.text_fingerprint})
     watch.tell(
-        f"index of {found['entities']:,} entities: of the 10 best by exact scoring, "
-        f"{found['recall_at_10']:.1%} are among the {found['shortlist']} that are scored per query"
+        f"index of {record['entities']:,} entities: of the 10 best by exact scoring, "
+        f"{record['recall_at_10']:.1%} are among the {record['shortlist']} that are scored per query"
     )
 
 
 def _is_to_be_trained(run: RunFolder, name: str, max_steps: int | None) -> bool:
     """Return whether a signal of a recipe is missing, or was cut by ``--max-steps``, which is gone now."""
-    there = (run.path / beside()[name].file).is_file()
-    return not there or (max_steps is None and was_cut(run, name))
+    is_trained = (run.path / beside()[name].file).is_file()
+    return not is_trained or (max_steps is None and was_cut(run, name))
 
 
 def _read_texts(run: RunFolder, seconds: float | None, watch: Watcher) -> int:

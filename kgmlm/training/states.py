@@ -19,7 +19,7 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import MAX_SCORES, STATES, Mixture, Ranker, Use
+from kgmlm.ranking.ranker import MAX_SCORES, STATES, Mixture, Ranker, StageWeight
 from kgmlm.signals import SIGNALS
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.unseen import Unseen
@@ -57,12 +57,12 @@ def harms(gain_B: FloatArray, states_B: IntArray) -> bool:
     return any(gain.mean() < -1.96 * gain.std() / np.sqrt(len(gain)) for gain in gains)
 
 
-def measured_use(use: Use, states_B: IntArray) -> Use:
+def measured_weight(stage_weight: StageWeight, states_B: IntArray) -> StageWeight:
     """A use that moves candidates of those states alone of which there are enough answers."""
-    return replace(use, states=tuple(measured_states(states_B).tolist()))
+    return replace(stage_weight, states=tuple(measured_states(states_B).tolist()))
 
 
-def helpful_use(use: Use, gain_B: FloatArray, states_B: IntArray) -> Use:
+def helpful_weight(stage_weight: StageWeight, gain_B: FloatArray, states_B: IntArray) -> StageWeight:
     """A use that moves candidates of known entities' queries, or of unseen ones', where that gains and harms
     no state; one of no candidates where it does for neither.
 
@@ -75,8 +75,10 @@ def helpful_use(use: Use, gain_B: FloatArray, states_B: IntArray) -> Use:
         of_B = states_B // 2 == unseen
         gain = gain_B[of_B]
         helped[unseen] = bool(of_B.any() and gain.mean() > 0 and not harms(gain, states_B[of_B]))
-    states = tuple(is_measured and helped[state // 2] for state, is_measured in enumerate(use.states))
-    return replace(use, states=states) if any(states) else Use(0, 0.0)
+    states = tuple(
+        is_measured and helped[state // 2] for state, is_measured in enumerate(stage_weight.states)
+    )
+    return replace(stage_weight, states=states) if any(states) else StageWeight(0, 0.0)
 
 
 def best_way(

@@ -54,8 +54,10 @@ class Figure(NamedTuple):
 def counted(graph: KnowledgeGraph, triples: int = 0, split: str = "valid", side: Side = "both") -> Figure:
     """The MRR of counting on a seeded sample of a split; 0 is all of it."""
     asked = Protocol(split=split, max_triples=triples, side=side)
-    found = evaluate(Counting(graph), graph, asked, batch_size=max(1, COUNT_BATCH // len(graph.entities)))
-    reciprocal_B = 1 / found.ranks.of_type("realistic")
+    evaluation = evaluate(
+        Counting(graph), graph, asked, batch_size=max(1, COUNT_BATCH // len(graph.entities))
+    )
+    reciprocal_B = 1 / evaluation.ranks.of_type("realistic")
     return Figure(COUNTING, float(reciprocal_B.mean()), half_interval(reciprocal_B))
 
 

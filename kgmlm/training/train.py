@@ -189,9 +189,9 @@ def _check_tracker(name: str) -> None:
     """Refuse a tracker that is not installed before a run is laid."""
     from accelerate.tracking import get_available_trackers
 
-    there = sorted(str(tracker) for tracker in get_available_trackers())
-    if name not in there:
-        raise ConfigError(f"there is no tracker '{name}' (installed: {', '.join(there) or 'none'})")
+    installed = sorted(str(tracker) for tracker in get_available_trackers())
+    if name not in installed:
+        raise ConfigError(f"there is no tracker '{name}' (installed: {', '.join(installed) or 'none'})")
 
 
 def _resume(

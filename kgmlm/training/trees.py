@@ -25,11 +25,11 @@ from kgmlm.core.progress import Advance, Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.pair_features import PairFeatures, blocks_of
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
-from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
+from kgmlm.training.candidate_lists import CandidateLists, ListQueries, read_lists
 from kgmlm.training.recipes import LARGE, MIN_TREE_TRIPLES
-from kgmlm.training.states import helpful_use, measured_use
+from kgmlm.training.states import helpful_weight, measured_weight
 from kgmlm.training.weights import silent, validation_task
 
 CANDIDATES = 100  # best candidates of a query that trees score
@@ -68,9 +68,10 @@ def check_possible(graph: KnowledgeGraph) -> None:
     if len(graph.entities) > LARGE:
         count = f"{len(graph.entities):,} entities"
         raise RunError(f"trees count the links of at most {LARGE:,} entities, and there are {count}")
-    if (there := len(graph.splits["valid"])) < MIN_TREE_TRIPLES:
+    if (valid_triples := len(graph.splits["valid"])) < MIN_TREE_TRIPLES:
         raise RunError(
-            f"trees are fitted to at least {MIN_TREE_TRIPLES} validation triples, and there are {there}"
+            f"trees are fitted to at least {MIN_TREE_TRIPLES} validation triples, and there are "
+            f"{valid_triples}"
         )
 
 
@@ -114,11 +115,11 @@ def choose_trees(
     def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
         return features.known(queries, ids_dK)
 
-    most, told = candidates or CANDIDATES, partial(advance, "reading candidates")
-    lists, asks = read_lists(ranker, task, most, read, len(features.known_names), told, batch_size)
+    most, progress = candidates or CANDIDATES, partial(advance, "reading candidates")
+    lists, asks = read_lists(ranker, task, most, read, len(features.known_names), progress, batch_size)
     halves = asks.halves()
     if halves is None:
-        return None, asks.figures(asks.reciprocal_B, asks.reciprocal_B, Use(0, 0.0))
+        return None, asks.figures(asks.reciprocal_B, asks.reciprocal_B, StageWeight(0, 0.0))
     tell = partial(advance, "fitting trees", 1, len(FORESTS) * ROUNDS)
     # Each candidate is scored by trees, and each answer by weights of signals, that its pair did not fit.
     odd_DK = odd_pairs(lists.queries, lists.candidates.ids_BK)
@@ -130,8 +131,8 @@ def choose_trees(
         unseen_DKF = _features(by_half, features)
         flat_P = forests[half].scores(unseen_DKF.reshape(-1, unseen_DKF.shape[2]))
         added_DK[~of_DK] = flat_P.reshape(unseen_DKF.shape[:2])[~of_DK]
-    use, figures = _chosen(lists, by_weights, asks, added_DK)
-    return (Trees(use, features.names, forests) if use.k else None), figures
+    stage_weight, figures = _chosen(lists, by_weights, asks, added_DK)
+    return (Trees(stage_weight, features.names, forests) if stage_weight.k else None), figures
 
 
 def _features(lists: CandidateLists, of: PairFeatures) -> Floats:
@@ -204,9 +205,9 @@ def _tree(root: Mapping[str, Any]) -> _Tree:
 def _chosen(
     lists: CandidateLists,
     by_weights: Mapping[str, CandidateLists],
-    asks: Asks,
+    asks: ListQueries,
     added_DK: Floats,
-) -> tuple[Use, dict[str, float]]:
+) -> tuple[StageWeight, dict[str, float]]:
     """Choose how much trees count, and measure each half by the choice of the other.
 
     Args:
@@ -221,20 +222,26 @@ def _chosen(
         # The other half's answers have scores here that none of them has fitted, as those measured will.
         weight = by_weights["even" if half == "odd" else "odd"].ratio(asks, added_DK, of_B)
         first_B[~of_B] = by_half.reciprocal(asks, by_half.scores_DK)[~of_B]
-        with_trees_DK = by_half.used(measured_use(Use(most, weight), states_B), added_DK, there_DK)
+        with_trees_DK = by_half.with_weight(
+            measured_weight(StageWeight(most, weight), states_B), added_DK, there_DK
+        )
         crossed_B[~of_B] = by_half.reciprocal(asks, with_trees_DK)[~of_B]
-    use = helpful_use(measured_use(Use(most, 1.0), states_B), crossed_B - first_B, states_B)
-    if not use.k:
-        return use, asks.figures(first_B, first_B, use)
+    stage_weight = helpful_weight(
+        measured_weight(StageWeight(most, 1.0), states_B), crossed_B - first_B, states_B
+    )
+    if not stage_weight.k:
+        return stage_weight, asks.figures(first_B, first_B, stage_weight)
     # The whole is weighed by scores that no answer has fitted, so by those of both halves.
     by_even, by_odd = by_weights["even"].scores_DK, by_weights["odd"].scores_DK
     scores_DK = np.where(_odd_lists(asks, len(lists.queries))[:, None], by_even, by_odd)
     whole = lists.scored(scores_DK).ratio(asks, added_DK, np.ones(len(odd_B), np.bool_))
-    use = replace(use, weight=whole)
-    return use, asks.figures(first_B, asks.helped(first_B, crossed_B, states_B, use), use)
+    stage_weight = replace(stage_weight, weight=whole)
+    return stage_weight, asks.figures(
+        first_B, asks.helped(first_B, crossed_B, states_B, stage_weight), stage_weight
+    )
 
 
-def _odd_lists(asks: Asks, lists: int) -> BoolArray:
+def _odd_lists(asks: ListQueries, lists: int) -> BoolArray:
     """Return which lists have an answer of the odd half."""
     odd_D = np.zeros(lists, np.bool_)
     odd_D[asks.list_B[asks.odd_B]] = True

@@ -90,15 +90,17 @@ class Addition:
         Raises:
             RunError: when a bi-encoder is added to a run that began without a text encoder.
         """
-        found = load_settings(self.config or run.path / "config.toml", self.given, of_run=not self.config)
-        if self.source is not None or self.name != "biencoder" or found.biencoder.encoder:
-            return found
+        settings = load_settings(self.config or run.path / "config.toml", self.given, of_run=not self.config)
+        if self.source is not None or self.name != "biencoder" or settings.biencoder.encoder:
+            return settings
         if (model := str(run.record["model"])) == "scratch":
             raise RunError(
                 f"the model of {run.path} was trained from scratch, so it has no text encoder for the "
                 "bi-encoder; --set biencoder.encoder=NAME takes another"
             )
-        return found.model_copy(update={"biencoder": found.biencoder.model_copy(update={"encoder": model})})
+        return settings.model_copy(
+            update={"biencoder": settings.biencoder.model_copy(update={"encoder": model})}
+        )
 
 
 def as_names(given: str | Sequence[str] | None) -> list[str]:
@@ -124,11 +126,11 @@ def wanted(run: RunFolder, adding: Sequence[str], dropping: Sequence[str]) -> di
     Raises:
         RunError: when one is to be dropped and is not there.
     """
-    there = run.tuned.uses if run.has_weights else {}
+    chosen = run.tuned.stage_weights if run.has_weights else {}
     for name in FITTED:
-        if name in dropping and name not in there:
+        if name in dropping and name not in chosen:
             raise RunError(f"{run.path} {LACKS[name]}; there is no '{name}' to drop")
-    return {name: name in adding or (name in there and name not in dropping) for name in FITTED}
+    return {name: name in adding or (name in chosen and name not in dropping) for name in FITTED}
 
 
 def check_parts(run: RunFolder, names: Sequence[str]) -> None:
@@ -139,8 +141,8 @@ def check_parts(run: RunFolder, names: Sequence[str]) -> None:
         if name in FITTED:
             continue
         if not is_beside(name):
-            there = ", ".join([*beside(), *FITTED])
-            raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {there})")
+            listed = ", ".join([*beside(), *FITTED])
+            raise RunError(f"{run.path} has no '{name}' beside its model to drop (there may be {listed})")
         if not run.has_signal(name):
             raise RunError(f"{run.path} has no signal '{name}'")
 
@@ -326,7 +328,7 @@ def choose(
         world: the processes that share the queries; trees are fitted by the main one.
         wanted: which second stages the run is to have, if they help; others as it does now.
     """
-    from kgmlm.ranking.ranker import Use
+    from kgmlm.ranking.ranker import StageWeight
     from kgmlm.ranking.second_stage import Conditional, ReverseScoring
     from kgmlm.runs.entity_vectors import read_entities
     from kgmlm.training.second_stages import tune as tune_all
@@ -341,17 +343,17 @@ def choose(
         run = run.now()
     ranker = untuned_ranker(run, device) if weighs else tuned_ranker(run, device, rerank=False)
     before = run.tuned if run.has_weights else None
-    uses = dict(before.uses) if before else {}
-    has = {name: name in uses for name in FITTED} | dict(wanted or {})
+    stage_weights = dict(before.stage_weights) if before else {}
+    has = {name: name in stage_weights for name in FITTED} | dict(wanted or {})
     if only == "signals":
         has = dict.fromkeys(has, False)
     if has[TREES] and not (wanted or {}).get(TREES):
         has[TREES] = may_fit(run.graph, watch)
-    never = Use(0, 0.0)
+    never = StageWeight(0, 0.0)
     if has[REVERSE]:
-        ranker = ranker.with_stage(ReverseScoring(uses.get(REVERSE, never)))
+        ranker = ranker.with_stage(ReverseScoring(stage_weights.get(REVERSE, never)))
     if has[CONDITIONAL]:
-        ranker = ranker.with_stage(Conditional(uses.get(CONDITIONAL, never)))
+        ranker = ranker.with_stage(Conditional(stage_weights.get(CONDITIONAL, never)))
     training = run.settings.training
     few = training.eval_triples if max_triples is None else max_triples
     side = run.settings.training.side
@@ -372,15 +374,23 @@ def choose(
             batch_size=batch_size,
         )
         if has[TREES] and world.main:
-            stages = {name: ranker.stages[name].used(use) for name, use in chosen.items() if use.k}
+            stages = {
+                name: ranker.stages[name].with_weight(stage_weight)
+                for name, stage_weight in chosen.items()
+                if stage_weight.k
+            }
             staged = ranker.replace(mixture=mixture, stages=stages)
             asked, most = (again, None) if staged.reranks else (protocol, candidates)
             found_trees, figures[TREES] = choose_trees(staged, run.graph, asked, watch, most, batch_size)
-            chosen[TREES] = found_trees.use if found_trees else never
+            chosen[TREES] = found_trees.stage_weight if found_trees else never
     known = before.by.get("valid", {}) if before and not weighs else {}
     known = {stage: of for stage, of in known.items() if stage not in SECOND or stage in chosen}
-    there = len(run.graph.splits["valid"])
-    triples = min(max_triples or there, there) if weighs else (before.by if before else {}).get("triples")
+    valid_triples = len(run.graph.splits["valid"])
+    triples = (
+        min(max_triples or valid_triples, valid_triples)
+        if weighs
+        else (before.by if before else {}).get("triples")
+    )
     valid = {**known, **figures}
     by = {"command": command_line(), "precision": precision, "triples": triples, "valid": valid}
     if world.main:
@@ -417,7 +427,7 @@ def complete_text(path: Path, watch: Watcher) -> None:
         save_tuned(run, run.tuned)
         return
     if unfinished(run):
-        found = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
-        watch.tell(f"validation MRR among all entities: {found['text']['mrr']:.4f}")
+        figures = choose(run, training.eval_triples, None, "fp32", 64, None, watch, only="signals")
+        watch.tell(f"validation MRR among all entities: {figures['text']['mrr']:.4f}")
         run = run.now()
     write_record(run, best_valid_mrr=run.tuned.by["valid"]["text"]["mrr"])

@@ -393,11 +393,11 @@ def _digests(run: RunFolder, new: Path) -> dict[str, Any] | None:
     if before is None:
         return None
     graph = digests.of_folder(new / "graph")
-    found: digests.Accepted = {f"graph/{name}": digest for name, digest in graph.items()}
+    accepted: digests.Accepted = {f"graph/{name}": digest for name, digest in graph.items()}
     for name in before:
         if not name.startswith("graph/") and (new / name).is_file():
-            found[name] = [digests.Digest.of(new / name)]
-    return digests.as_json(found)
+            accepted[name] = [digests.Digest.of(new / name)]
+    return digests.as_json(accepted)
 
 
 def _grow_index(
@@ -439,20 +439,20 @@ def _checked(
     if not grown.graph.has("valid"):
         return {"chosen": []}
     chosen = []
-    found = refit(tuned_ranker(grown, device, rerank=False), grown, batch_size, watch)
-    if found.gain > found.least:
-        new = found.mrr + found.gain
-        watch.tell(f"the weights are chosen again: validation MRR {found.mrr:.4f}, by new ones {new:.4f}")
+    refitted = refit(tuned_ranker(grown, device, rerank=False), grown, batch_size, watch)
+    if refitted.gain > refitted.least:
+        new = refitted.mrr + refitted.gain
+        watch.tell(f"the weights are chosen again: validation MRR {refitted.mrr:.4f}, by new ones {new:.4f}")
         choose(grown, None, None, "fp32", batch_size, device, watch)
         grown = grown.now()
         chosen.append("weights")
-    return _probable(run, grown, found, chosen, device, batch_size, watch)
+    return _probable(run, grown, refitted, chosen, device, batch_size, watch)
 
 
 def _probable(
     run: RunFolder,
     grown: RunFolder,
-    found: Refit,
+    refitted: Refit,
     chosen: list[str],
     device: str | None,
     batch_size: int,
@@ -476,7 +476,7 @@ def _probable(
         except NoProbabilitiesError as error:  # too few validation triples are left
             watch.tell(f"the probabilities are left out: {error}")
             drop_calibration(grown)
-    return {"mrr": found.mrr, "half": found.half, "chosen": chosen}
+    return {"mrr": refitted.mrr, "half": refitted.half, "chosen": chosen}
 
 
 def _calibration(run: RunFolder) -> Calibration | None:

@@ -158,13 +158,13 @@ class ValidationSample:
         share = task.share(world)
         distinct = task.distinct[share]
         tell = partial(advance, "choosing weights")
-        found = []
+        best = []
         for own, _, signal_scores in ranker.signal_scores(
             distinct, pool, batch_size=batch_size, by=tuple(names)
         ):
-            found += [(part.at, *_best(ranker, task, part, signal_scores)) for part in task.parts(share[own])]
+            best += [(part.at, *_best(ranker, task, part, signal_scores)) for part in task.parts(share[own])]
             tell(len(own), len(distinct))
-        parts = [part for of_one in world.gathered(found) for part in of_one]
+        parts = [part for of_one in world.gathered(best) for part in of_one]
         confident = ranker.reader.settings.training.temperature
         relations, unseen_N = len(ranker.context.relations), ranker.context.unseen_N
         return cls.joined(names, task.queries, task.answers, parts, relations, unseen_N, confident)
@@ -182,7 +182,7 @@ class ValidationSample:
     ) -> ValidationSample:
         """Join parts: which queries, signal scores of their candidates, and which of these are there."""
         parts = list(parts)
-        width = max((there.shape[1] for _, _, there in parts), default=1)
+        width = max((columns.shape[1] for _, _, columns in parts), default=1)
         scores_BCS = np.zeros((len(queries), width, len(names)), np.float32)
         there_BC = np.zeros(scores_BCS.shape[:2], np.bool_)
         for at, scores_bCS, there_bC in parts:
@@ -300,10 +300,10 @@ def _most_likely(
 
     count = signals * (1 + kinds)
     # To the end, so that the weights hardly depend on how queries were batched.
-    found = minimize(
+    fit = minimize(
         cost, np.zeros(count), jac=True, method="L-BFGS-B", bounds=[(-FAR, FAR)] * count, options=_CLOSELY
     )
-    return found.x[:signals], found.x[signals:].reshape(kinds, signals)
+    return fit.x[:signals], fit.x[signals:].reshape(kinds, signals)
 
 
 silent = Watcher()
@@ -474,27 +474,29 @@ def weigh(
         damped = {}
     elif damped and measured_states(states_B)[UNSEEN_BOTH]:
         of_new = _damped_of_new(damped["bare"], ranker, graph, task.distinct, batch_size)
-    found = measured(ranker, task, ways | damped | of_new, advance, batch_size)
+    reciprocal_B = measured(ranker, task, ways | damped | of_new, advance, batch_size)
     chosen = ways[last].whole
     if damped:
         odd_B, is_new_B = odd_answers(task.queries, task.answers), states_B >= UNSEEN_QUERY
-        way, found[last] = best_way({name: found[name] for name in damped}, states_B, odd_B, harmless=True)
+        way, reciprocal_B[last] = best_way(
+            {name: reciprocal_B[name] for name in damped}, states_B, odd_B, harmless=True
+        )
         chosen = damped[way].whole
     if of_new and chosen.of_unseen is not None:
-        by_new = {name: found[name][is_new_B] for name in ("bare", *of_new)}
+        by_new = {name: reciprocal_B[name][is_new_B] for name in ("bare", *of_new)}
         # what is known loses a little by whatever lets what is new win
         way, by_choice_b = best_way(by_new, states_B[is_new_B], odd_B[is_new_B], harmless=False)
-        found[last][is_new_B] = by_choice_b
+        reciprocal_B[last][is_new_B] = by_choice_b
         if way != "bare":
             chosen = replace(chosen, of_unseen=_weighed_as(chosen.of_unseen, of_new[way].whole))
-    mrr = {name: float(found_B.mean()) for name, found_B in found.items()}
-    figures = {stage: figures_of(found[stage]) for stage in stages}
+    mrr = {name: float(found_B.mean()) for name, found_B in reciprocal_B.items()}
+    figures = {stage: figures_of(reciprocal_B[stage]) for stage in stages}
     for before, (stage, of) in zip([None, *stages], stages.items(), strict=False):
         new = of if before is None else [stage]
         if len(of) > 1:
             figures[stage]["mrr_one_weight"] = mrr[f"{stage} one"]
             figures[stage] |= {f"mrr_{name}": mrr[f"{name} alone"] for name in new}
-            alone = {name: found[f"{name} alone"] for name in new}
+            alone = {name: reciprocal_B[f"{name} alone"] for name in new}
             figures[stage] |= {f"half_{name}": half_interval(of_B) for name, of_B in alone.items()}
         if before is not None:
             figures[stage]["mrr_text"] = mrr[before]
@@ -582,8 +584,8 @@ def refit(ranker: Ranker, run: RunFolder, batch_size: int, watch: Watcher) -> Re
         if len(names) > 1:
             sample = ValidationSample.drawn(ranker, task, names, watch, batch_size)
             ways["again"] = Folds.refitted(sample, names, ranker.mixture)
-        found = measured(ranker, task, ways, watch, batch_size)
-    now_B = found["now"]
-    gain_B = found.get("again", now_B) - now_B
+        reciprocal_B = measured(ranker, task, ways, watch, batch_size)
+    now_B = reciprocal_B["now"]
+    gain_B = reciprocal_B.get("again", now_B) - now_B
     figures = (now_B.mean(), half_interval(now_B), gain_B.mean(), half_interval(gain_B))
     return Refit(*(round(float(x), 6) for x in figures))

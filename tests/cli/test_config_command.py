@@ -1,18 +1,15 @@
-"""`kgmlm config`, and the page of the docs that it writes."""
+"""`kgmlm config`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import pytest
 from test_app import loaded_by
 from typer.testing import CliRunner
 
 from kgmlm.cli.app import app
 from kgmlm.core.config import Protocol, Settings, TrainingSettings, load_protocol, load_settings
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "settings.md"
 
 
 def printed(*options: str) -> str:
@@ -53,29 +50,12 @@ def test_every_setting_is_listed_with_its_meaning() -> None:
 def test_what_a_setting_may_be_is_said() -> None:
     text = printed().replace("\n# ", " ")
     assert '(an integer or "auto")\nspan_length = "auto"' in text
-    assert '("mean", "sum")\nnormalization = "mean"' in text
+    assert '("vocabulary", "entities")\nsoftmax = "vocabulary"' in text
     assert "(a number, at least 0, less than 1) dropout =" in text, "not set, so a comment"
 
 
 def test_lines_are_short_enough_for_a_terminal() -> None:
     assert max(map(len, printed().splitlines())) <= 105
-
-
-def test_the_page_of_the_docs_is_up_to_date() -> None:
-    assert PAGE.read_text("utf-8") == printed("--markdown"), "kgmlm config --markdown > docs/settings.md"
-
-
-def test_no_cell_of_the_page_breaks_its_table() -> None:
-    rows = [line for line in printed("--markdown").splitlines() if line.startswith("| `")]
-    assert len(rows) == len(names()) + len(Protocol.model_fields)
-    assert {line.count("|") for line in rows} == {5}
-
-
-@pytest.mark.parametrize("other", ["--json", "--protocol"])
-def test_the_page_is_printed_alone(other: str) -> None:
-    done = CliRunner().invoke(app, ["config", "--markdown", other])
-    assert done.exit_code == 2
-    assert "--markdown" in done.stderr
 
 
 def test_it_loads_nothing_heavy() -> None:

@@ -329,7 +329,7 @@ def test_what_a_run_is_says_what_probabilities_it_has(cli: Cli, run: Path, tmp_p
     assert meaning == told["stands_for"]
     # A file that says nothing sensible of itself is shown as far as it goes.
     found = json.loads((run / FILE).read_bytes())
-    odd = {"at": 5, "command": [], "valid": {"half": {"ece": "x"}, "held out": [3, {}], "triples": True}}
+    odd = {"at": 5, "command": [], "valid": {"half": {"ece": "x"}, "held_out": [3, {}], "triples": True}}
     for by in ({}, {"valid": 3}, odd):
         (run / FILE).write_text(json.dumps({**found, "chosen_by": by}))
         assert kgmlm.info(run).lines()["probabilities"][0].startswith("to 0 triples")

@@ -83,20 +83,17 @@ def test_several_signals_are_added_and_dropped_at_once(cli: Cli, toy_run: Path, 
     several = ("--add", "kge", "--add", "types")
     refused(cli("tune", run, *several, "--set", "rules.length=2"), "--add kge", "not by rules.length")
     assert not (run / KGE.file).exists()
-    done = cli(
-        "tune", run, *several, "--set", "kge.dimension=8", "--set", "types.neighbors=3", "--json", "-q"
-    )
+    done = cli("tune", run, *several, "--set", "kge.dimension=8", "--set", "types.relation=", "--json", "-q")
     assert list(json.loads(done.stdout)) == ["text", "kge", "types"], done.stderr
     made = open_folder(run).record["signals"]
     assert made["kge"]["settings"]["dimension"] == 8
-    assert made["types"]["settings"]["neighbors"] == 3
+    assert made["types"]["settings"] == {"relation": ""}
     refused(cli("tune", run, "--drop", "kge", "--drop", "rules"), "no signal 'rules'")
     assert set(open_folder(run).record["signals"]) == {"kge", "types"}, "nothing is dropped unless all can be"
-    again = ("--drop", "types", "--drop", "kge", "--add", "types", "--set", "types.neighbors=4")
+    again = ("--drop", "types", "--drop", "kge", "--add", "types", "--overwrite")
     assert cli("tune", run, *again, "-q").returncode == 0
     made = open_folder(run).record["signals"]
     assert set(made) == {"types"}
-    assert made["types"]["settings"]["neighbors"] == 4
 
 
 def test_weights_are_chosen_again_on_all_of_validation(

@@ -77,7 +77,7 @@ def test_what_is_set_is_not_blamed_on_the_file(tmp_path: Path) -> None:
 
 
 def test_never_is_infinity(tmp_path: Path) -> None:
-    given = ("training.eval_every=inf", "training.checkpoint_minutes=inf", "training.clip=inf")
+    given = ("training.eval_every=inf", "training.checkpoint_minutes=inf")
     settings = load_settings(None, given)
     path = tmp_path / "config.toml"
     path.write_text(dump_settings(settings))

@@ -25,7 +25,7 @@ from kgmlm.core.processes import ALONE, ProcessGroup, join, sharing, speaks
 from kgmlm.core.progress import Bars, Calls, Watcher, watcher_of
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.retrieval import FOLDER, Retriever
 from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.index import build_index
@@ -141,7 +141,7 @@ def everything(make_ranker: Callable[..., Ranker], toy: KnowledgeGraph) -> Ranke
     """Likelihood, entity vectors, types and reverse scoring."""
     ranker = make_ranker(vector=VectorSettings(enabled=True))
     ranker = ranker.with_signal(Types.fit(toy, TypeSettings()))
-    return ranker.with_stage(ReverseScoring(Use(0, 0.0)))
+    return ranker.with_stage(ReverseScoring(StageWeight(0, 0.0)))
 
 
 def test_processes_choose_the_weights_of_one(
@@ -165,15 +165,15 @@ def test_processes_choose_the_weights_of_one(
             bars[what] = bars.get(what, 0) + n
             assert bars[what] <= total or what != "reading entities"
 
-        mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
+        mixture, stage_weights, figures = tune(ranker, toy, Protocol(split="valid"), Calls(advance))
         assert bars["reading entities"] == len(toy.entities)
         assert ranker.vectors is not None
-        return mixture.tables, uses["reverse"], figures, ranker.vectors.all
+        return mixture.tables, stage_weights["reverse"], figures, ranker.vectors.all
 
-    tables, use, figures, vectors_ND = job(ALONE)
+    tables, stage_weight, figures, vectors_ND = job(ALONE)
     read.clear()
     for of_one, its_use, its_figures, of_one_ND in together(3, job):
-        assert its_use == use
+        assert its_use == stage_weight
         assert its_figures.keys() == figures.keys()
         for stage in figures:
             assert its_figures[stage] == pytest.approx(figures[stage], rel=1e-4)

@@ -23,7 +23,7 @@ def test_what_32_bits_cannot_hold_is_refused() -> None:
         ScratchSettings(vocabulary=MAX_INTEGER + 1)
     with pytest.raises(ValidationError, match="at most"):
         TrainingSettings(temperature=2 * MAX_FLOAT)
-    assert TrainingSettings(clip=float("inf")).model_dump(mode="json")["clip"] == "inf"
+    assert TrainingSettings(eval_every=float("inf")).model_dump(mode="json")["eval_every"] == "inf"
     with pytest.raises(ValidationError):
         TrainingSettings(temperature=float("inf"))
 

@@ -20,7 +20,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.constraints import Functional, Possible
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.retrieval import Retrieval, scores_of
 from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.runs.index import build_index
@@ -150,7 +150,7 @@ def test_ranks_are_those_of_pykeens_evaluator(
     if kind == "staged":
         ranker = staged_ranker
     if "reverse" in kind or kind == "staged":
-        ranker = ranker.with_stage(ReverseScoring(Use(20, 3.0)))
+        ranker = ranker.with_stage(ReverseScoring(StageWeight(20, 3.0)))
     loop_free_R = np.ones(len(toy.relations), np.bool_)
     ranker.possible = Possible(loop_free_R, (Functional.learn(toy.context),))
     if "retrieve" in kind:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kgmlm.core.errors import DataError
-from kgmlm.graphs.attributes import TOKENS, said, words_of_value
+from kgmlm.graphs.attributes import TOKENS, attribute_text, words_of_value
 from kgmlm.graphs.cards import cards_folder
 from kgmlm.graphs.datasets import load_graph
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -46,10 +46,10 @@ def test_descriptions_begin_with_attributes(folder: Path) -> None:
 
 
 def test_there_is_room_for_some(folder: Path) -> None:
-    found = said([(f"attribute {i}", str(i)) for i in range(20)])
+    found = attribute_text([(f"attribute {i}", str(i)) for i in range(20)])
     assert len(found.replace(";", " ;").split()) <= TOKENS
     assert found.startswith("attribute 0 0; attribute 1 1; ")
-    dates = said([(f"attribute {i}", "+1998-04-01T00:00:00Z") for i in range(20)])
+    dates = attribute_text([(f"attribute {i}", "+1998-04-01T00:00:00Z") for i in range(20)])
     assert 1 <= dates.count("1998-04-01") < found.count("attribute"), "a date is several tokens"
 
 

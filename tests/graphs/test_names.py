@@ -57,9 +57,9 @@ def test_a_suggestion_is_made_once() -> None:
 def test_the_models_read_three_aliases_where_there_is_no_description() -> None:
     texts = TextColumns(descriptions={"a": "a city"}, aliases={"a": "u", "b": "w| x|y|z"})
     graph = build_graph("x", {"train": [("a", "r", "b"), ("b", "r", "c")]}, texts)
-    assert [graph.entities[i].told for i in range(3)] == ["a city", "also w, x, y", ""]
-    assert graph.entities.told.to_pylist() == ["a city", "also w, x, y", ""]
-    assert plain(graph.context, Query(1, 0, "tail"), True).text("?").startswith("b. also w, x, y")
+    assert [graph.entities[i].model_description for i in range(3)] == ["a city", "also w, x, y", ""]
+    assert graph.entities.model_descriptions.to_pylist() == ["a city", "also w, x, y", ""]
+    assert plain(graph.context, Query(1, 0, "tail")).text("?").startswith("b. also w, x, y")
     assert texts_of(graph.entities) == ["a. a city", "b. also w, x, y", "c"]
     other = build_graph("x", {"train": [("a", "r", "b")]}, TextColumns(aliases={"b": "w|x|y"}))
     assert other.entities.rows_in(graph.entities).tolist() == [-1, 1]

@@ -107,7 +107,7 @@ def test_tables(name: str, text: str, options: dict[str, Any], tmp_path: Path) -
     assert labeled(graph) == {("a", "r", "b c"), ("b c", "r", "\u00e9")}
     assert report["triples"] == 2
     assert report["repeated"] == (text.count("a\tr\tb c") == 2)
-    assert report["left out"] == ({"rows with an empty cell": 1} if "\n\tr\tx" in text else {})
+    assert report["left_out"] == ({"rows with an empty cell": 1} if "\n\tr\tx" in text else {})
 
 
 @pytest.mark.parametrize("size", [1, 7, 2**24])
@@ -163,7 +163,7 @@ def test_primekg_keeps_one_direction_of_each_edge(tmp_path: Path) -> None:
     assert graph.entities[graph.entities.find("DrugBank:DB00158") or 0].name == "Acid, folic"
     assert graph.relations[graph.relations.index["drug_protein"]].name == "drug protein"  # shown in two ways
     assert graph.relations[graph.relations.index["protein_protein"]].name == "ppi"
-    assert report["left out"] == {"edges in the other direction": 2}
+    assert report["left_out"] == {"edges in the other direction": 2}
 
 
 @pytest.mark.parametrize(("language", "count"), [("en", 1), (["en", "fr"], 2)])
@@ -174,7 +174,7 @@ def test_conceptnet(language: str | list[str], count: int, tmp_path: Path) -> No
     assert ("/c/en/land_reform", "/r/IsA", "/c/en/reform") in labeled(graph)
     assert graph.entities[graph.entities.find("/c/en/land_reform") or 0].name == "land reform"
     assert graph.relations[graph.relations.index["/r/IsA"]].name == "is a"
-    assert (report["triples"], sum(report["left out"].values())) == (count, 3 - count)
+    assert (report["triples"], sum(report["left_out"].values())) == (count, 3 - count)
 
 
 # From the build test of ConceptNet 5 (CC BY 4.0).
@@ -349,7 +349,7 @@ def test_columns_of_parquet_json_and_workbooks(tmp_path: Path) -> None:
     for name in ("a.parquet", "a.jsonl", "a.json"):
         report = kgmlm.import_graph(tmp_path / name, tmp_path / f"{name}.out", columns=HEADED, progress=False)
         assert labeled(read_folder(tmp_path / f"{name}.out")) == {("Paris", "capital of", "France")}
-        assert report["left out"] == {"rows with an empty cell": 1}
+        assert report["left_out"] == {"rows with an empty cell": 1}
         with pytest.raises(DataError, match=r"no .*'to'"):
             kgmlm.import_graph(
                 tmp_path / name, tmp_path / "no", columns=["source", "type", "to"], progress=False
@@ -429,7 +429,7 @@ def test_names_of_a_query_service_and_of_kgtk(tmp_path: Path) -> None:
     graph, report = read(tmp_path / "k", ("a.tsv", kgtk), columns=["node1", "label", "node2"])
     assert labeled(graph) == {("f1", "P31", "film")}
     assert graph.entities[graph.entities.index["f1"]].name == "A Film"
-    assert report["left out"] == {"texts in other languages": 1, "literals": 1}
+    assert report["left_out"] == {"texts in other languages": 1, "literals": 1}
 
 
 @pytest.mark.parametrize(

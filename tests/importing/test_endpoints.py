@@ -180,7 +180,7 @@ def test_blank_nodes_of_an_endpoint_that_renames_them_are_kept_apart(
     monkeypatch.setattr(endpoints, "PAGE", 3)
     monkeypatch.setattr(endpoints, "_keeps_blanks", lambda url, asked: False)
     whole = kgmlm.import_graph(endpoint, tmp_path / "whole", progress=False)
-    assert whole["blank nodes"] > 5
+    assert whole["blank_nodes"] > 5
 
 
 def test_an_interrupted_import_goes_on(

@@ -96,14 +96,14 @@ def imported(text: str, folder: Path, out: str = "out", **options: Any) -> tuple
 def test_what_is_said_is_what_it_means(said: str, expected: set[str], tmp_path: Path) -> None:
     found, report = imported(said, tmp_path)
     assert {re.sub(r"_:b\d+", "b1", triple) for triple in found} == expected
-    assert report["blank nodes"] == ("inverseOf" in said)
+    assert report["blank_nodes"] == ("inverseOf" in said)
 
 
 def test_what_no_triple_says_is_counted(tmp_path: Path) -> None:
     said = f":a :b :c . :a rdfs:subClassOf [ owl:unionOf ( :B {SOME} ) ] ."
     _, report = imported(said, tmp_path)
-    assert report["left out"] == {"expressions that no triple says": 1}
-    assert report["left out by"]["expressions that no triple says"] == {
+    assert report["left_out"] == {"expressions that no triple says": 1}
+    assert report["left_out_by"]["expressions that no triple says"] == {
         "http://www.w3.org/2000/01/rdf-schema#subClassOf": 1
     }
 
@@ -116,7 +116,7 @@ def test_deprecated_entities_are_told_and_may_be_left_out(tmp_path: Path) -> Non
     assert (found, report["deprecated"]) == ({"a b c", "c b a", "a d e", "f b a"}, 2)
     found, report = imported(DEPRECATED, tmp_path, "skipped", skip_deprecated=True)
     assert (found, report["deprecated"]) == ({"a d e"}, 0)
-    assert report["left out"]["of deprecated entities"] == 3
+    assert report["left_out"]["of deprecated entities"] == 3
 
 
 def test_labels_of_other_languages_are_no_entities(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_labels_of_other_languages_are_no_entities(tmp_path: Path) -> None:
     said += ':m xl:literalForm "Thing"@en .'
     found, report = imported(said, tmp_path)
     assert found == {"a b c"}
-    assert report["left out"]["texts in other languages"] == 1
+    assert report["left_out"]["texts in other languages"] == 1
 
 
 def test_dates_of_records_are_no_attributes(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_dates_of_records_are_no_attributes(tmp_path: Path) -> None:
     said = f":a :b :c ; {created} '2018-09-13'^^xsd:date ; {born} ."
     report = imported(said, tmp_path)[1]
     assert report["attributes"] == 1
-    assert report["left out"] == {"dates of records": 1}
+    assert report["left_out"] == {"dates of records": 1}
 
 
 def test_a_language_that_names_are_in_is_told(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_texts_of_nodes_are_texts(tmp_path: Path) -> None:
     graph = read_folder(tmp_path / "out")
     entity = graph.entities[graph.entities.find("http://ex.org/p#a") or 0]
     assert (entity.name, entity.description) == ("Thing", "a thing")
-    assert report["blank nodes"] == 0
+    assert report["blank_nodes"] == 0
 
 
 def test_names_of_entities_are_split_into_words(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_predicates_are_chosen(tmp_path: Path) -> None:
         skip_blank=True,
     )
     assert found == {"a b c"}
-    assert report["left out"] == {"of predicates that are skipped": 1, "triples of blank nodes": 2}
+    assert report["left_out"] == {"of predicates that are skipped": 1, "triples of blank nodes": 2}
     graph = read_folder(tmp_path / "out")
     entity = graph.entities[graph.entities.find(f"{own}a") or 0]
     assert (entity.name, entity.description) == ("Anna", "a person")
@@ -203,7 +203,7 @@ def test_only_some_relations_are_kept(tmp_path: Path) -> None:
     said = f":a :b :c ; :d :e . :A rdfs:subClassOf {SOME} . :B owl:unionOf ( :C :D ) ."
     found, report = imported(said, tmp_path, keep_only=["http://ex.org/p#d", "http://ex.org/p#top"])
     assert found == {"a d e", "A top Tomato"}
-    assert report["left out"] == {"of predicates that are not kept": 3}
+    assert report["left_out"] == {"of predicates that are not kept": 3}
 
 
 def test_statement_nodes_of_wikidata_are_left_out(tmp_path: Path) -> None:
@@ -215,4 +215,4 @@ def test_statement_nodes_of_wikidata_are_left_out(tmp_path: Path) -> None:
     """
     found, report = imported(said, tmp_path)
     assert found == {"Q1 P31 Q2"}
-    assert report["left out"] == {"statements of Wikidata about statements": 2}
+    assert report["left_out"] == {"statements of Wikidata about statements": 2}

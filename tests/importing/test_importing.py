@@ -151,11 +151,11 @@ TURTLE = """
 def test_names_descriptions_aliases_and_counts(tmp_path: Path) -> None:
     graph, report = imported(TURTLE.encode(), tmp_path, "g.ttl")
     assert report == {
-        "entities": 3, "relations": 2, "triples": 3, "repeated": 1, "entities without a name": 1,
-        "relations without a name": 1, "entities without a description": 2, "blank nodes": 1,
+        "entities": 3, "relations": 2, "triples": 3, "repeated": 1, "unnamed_entities": 1,
+        "unnamed_relations": 1, "undescribed_entities": 2, "blank_nodes": 1,
         "attributes": 1, "deprecated": 0, "notes": {},
-        "left out": {"texts in other languages": 1},
-        "left out by": {
+        "left_out": {"texts in other languages": 1},
+        "left_out_by": {
             "texts in other languages": {"http://www.w3.org/2000/01/rdf-schema#label (ru)": 1},
         },
     }  # fmt: skip
@@ -179,7 +179,7 @@ def test_blank_nodes_of_two_files_are_two(tmp_path: Path) -> None:
     for name in ("a.nt", "b.nt"):
         (tmp_path / name).write_text("_:x <http://p> <http://b> .\n")
     report = kgmlm.import_graph([tmp_path / "a.nt", tmp_path / "b.nt"], tmp_path / "g", progress=False)
-    assert (report["triples"], report["blank nodes"]) == (2, 2)
+    assert (report["triples"], report["blank_nodes"]) == (2, 2)
 
 
 def test_properties_of_wikidata_in_rdf_have_their_names(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_properties_of_wikidata_in_rdf_have_their_names(tmp_path: Path) -> None:
     texts = [("http://www.wikidata.org/entity/P31", "name", "instance of", "en")]
     graph, report = imported(written("ntriples", triples, texts), tmp_path, "g.nt")
     assert [relation.name for relation in graph.relations] == ["instance of"] * 4
-    assert report["relations without a name"] == 0
+    assert report["unnamed_relations"] == 0
 
 
 def test_entities_of_wikidata_as_its_dumps_have_them(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_entities_of_wikidata_as_its_dumps_have_them(tmp_path: Path) -> None:
     assert known(graph) == [("Q14517013", "P17", "Q31"), *(("Q14517013", "P31", kind) for kind in kinds)]
     mill = graph.entities[graph.entities.find("Q14517013") or 0]
     assert (mill.name, mill.description) == ("Peace Mill", "")
-    assert report["left out"] == {"literals": 3, "texts in other languages": 2}
+    assert report["left_out"] == {"literals": 3, "texts in other languages": 2}
     graph, _ = imported(WIKIDATA.encode(), tmp_path / "nl", "mill.json", language=["nl"])
     mill = graph.entities[graph.entities.find("Q14517013") or 0]
     assert (mill.name, mill.description) == ("Vredesmolen", "molen in West-Vlaanderen")
@@ -267,7 +267,7 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     report = json.loads(cli("data", "check", tmp_path / "g", "--json").stdout)
     assert report["mismatches"] == {}
     done = cli("data", "import", "a.ttl", "--output", "h", "--language", "ru", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["left out"] == {"texts in other languages": 3}
+    assert json.loads(done.stdout)["left_out"] == {"texts in other languages": 3}
 
 
 def test_bad_input_is_one_sentence_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_names_and_descriptions_of_other_vocabularies(tmp_path: Path) -> None:
     graph, report = imported(NAMES_OF.encode(), tmp_path, "g.ttl")
     assert graph.entities.column("name") == ["Ann", "Bob", "Cy"]
     assert graph.entities.column("description") == ["a person", "another", "a third"]
-    assert report["left out"] == {}
+    assert report["left_out"] == {}
 
 
 def test_what_is_said_of_statements_leaves_no_remnant(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_what_is_said_of_statements_leaves_no_remnant(tmp_path: Path) -> None:
     graph, report = imported(data.encode(), tmp_path, "g.ttl")
     assert sorted(known(graph)) == [(f"http://ex.org/{h}", "http://ex.org/p", f"http://ex.org/{t}")
                                     for h, t in ("ab", "de")]  # fmt: skip
-    assert (report["repeated"], report["left out"]["triples about statements"]) == (0, 2)
+    assert (report["repeated"], report["left_out"]["triples about statements"]) == (0, 2)
 
 
 def test_nameless_blank_nodes_are_counted(tmp_path: Path) -> None:
@@ -373,8 +373,8 @@ def test_relations_of_obo_have_names_and_bookkeeping_is_left_out(tmp_path: Path)
     """
     graph, report = imported(data.encode(), tmp_path, "a.ttl")
     assert {r.name for r in graph.relations} == {"is opposite of", "has part", "toward"}
-    assert report["relations without a name"] == 0
-    assert report["left out"] == {"about records": 2}
+    assert report["unnamed_relations"] == 0
+    assert report["left_out"] == {"about records": 2}
 
 
 HEADER = """<?xml version="1.0"?>
@@ -456,7 +456,7 @@ def test_real_vocabularies(name: str, tmp_path: Path) -> None:
     graph, report = imported(whole.encode(), tmp_path, name)
     found = graph.triples("train")
     assert set(graph.named(found)) == triples
-    assert report["left out"] == left
+    assert report["left_out"] == left
     if name == "edam.owl":
         assembly = next(e for e in map(graph.entities.__getitem__, range(3)) if e.name == "Sequence assembly")
         assert assembly.description.startswith("Combine (align and merge) overlapping fragments")
@@ -544,7 +544,7 @@ def test_pages_records_and_identifiers_are_left_out_and_counted(
     data: bytes, triples: int, left: int, tmp_path: Path
 ) -> None:
     graph, report = imported(data, tmp_path, "a.nt")
-    assert (len(graph.triples("train")), sum(report["left out"].values())) == (triples, left)
+    assert (len(graph.triples("train")), sum(report["left_out"].values())) == (triples, left)
     assert report["attributes"] == 0
     kept, _ = imported(DBPEDIA, tmp_path / "k", "a.nt", keep_only=["http://xmlns.com/foaf/0.1/depiction"])
     assert len(kept.triples("train")) == 1, "what is asked for is kept"
@@ -558,8 +558,8 @@ def test_what_is_said_of_properties_is_left_out_and_counted(tmp_path: Path) -> N
 :overlaps a owl:ObjectProperty . :Heart :partOf :Body ; :about :overlaps ."""
     graph, report = imported(data, tmp_path, "o.ttl")
     assert graph.named(graph.triples("train")) == [("Heart", "part of", "Body")]
-    assert report["left out"]["axioms about properties"] == 4
-    assert report["left out"]["triples of properties"] == 2
+    assert report["left_out"]["axioms about properties"] == 4
+    assert report["left_out"]["triples of properties"] == 2
 
 
 def test_reified_associations_are_triples(tmp_path: Path) -> None:
@@ -584,8 +584,8 @@ def test_reified_associations_are_triples(tmp_path: Path) -> None:
         ("d0", "exact match", "d0"),
         ("d1", "exact match", "d1"),
     }
-    assert report["left out"]["triples about statements"] == 2
-    assert report["left out"]["associations without a head, a relation or a tail"] == 1
+    assert report["left_out"]["triples about statements"] == 2
+    assert report["left_out"]["associations without a head, a relation or a tail"] == 1
 
 
 JSON_LD = '{"@context": "%s", "@type": "Organization", "@id": "https://acme.example/", "name": "Acme", "founder": {"@type": "Person", "@id": "https://acme.example/ada", "name": "Ada"}}'
@@ -618,7 +618,7 @@ def test_statements_about_triples_are_counted(name: str, tmp_path: Path) -> None
     star = b"<< <http://e.org/c> <http://e.org/spouse> <http://e.org/d> >> <http://e.org/since> <http://e.org/y> .\n"
     graph, report = imported(star + data if name != "a.ttl" else data + star, tmp_path, name)
     assert len(graph.triples("train")) == 2
-    assert report["left out"]["statements about triples"] == 1
+    assert report["left_out"]["statements about triples"] == 1
 
 
 def test_thesauri_leave_out_schemes_and_keep_foreign_labels_as_aliases(tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ def test_thesauri_leave_out_schemes_and_keep_foreign_labels_as_aliases(tmp_path:
 :food skos:prefLabel "food"@en ; skos:topConceptOf :s . :s skos:hasTopConcept :food ."""
     graph, report = imported(data, tmp_path, "a.ttl")
     assert graph.named(graph.triples("train")) == [("honey", "broader", "food")]
-    assert report["left out"] == {"about schemes": 3}
+    assert report["left_out"] == {"about schemes": 3}
     assert set(graph.entities[graph.entities.index["http://e.org/honey"]].aliases) == {"Honig", "miel"}
 
 
@@ -648,8 +648,8 @@ def test_associations_that_say_less_or_more_than_a_triple(tmp_path: Path) -> Non
         ("g5", "causes", "d5"),
         ("g3", "exact match", "d3"),
     }
-    assert report["left out"]["associations that are negated"] == 3
-    assert report["left out"]["associations without a head, a relation or a tail"] == 1
+    assert report["left_out"]["associations that are negated"] == 3
+    assert report["left_out"]["associations without a head, a relation or a tail"] == 1
 
 
 def test_links_between_pages_are_triples(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_a_graph(films: Driver, address: str, tmp_path: Path) -> None:
         ("Toshiro Mifune", "acted in", "Yojimbo"),
     }
     assert {r.label for r in graph.relations} == {"DIRECTED", "ACTED IN", "bornIn"}
-    assert (report["triples"], report["repeated"], report["entities without a name"]) == (6, 1, 1)
+    assert (report["triples"], report["repeated"], report["unnamed_entities"]) == (6, 1, 1)
     others = {"uid": 5, "alive": 1, "embedding": 1, "tagline": 1, "code": 1}
-    assert report["left out by"][neo4j.OTHER] == others
+    assert report["left_out_by"][neo4j.OTHER] == others
     told = {e.name: e.description for e in entities(graph)}
     assert told["Akira Kurosawa"] == "born 1910"
     assert told["Toshiro Mifune"] == "born 1920-04-01"
@@ -138,7 +138,7 @@ def test_types_of_relationships_and_properties_are_chosen(
     some = {"keep_only": ["DIRECTED"], "name_predicates": ["uid"], "description_predicates": ["tagline"]}
     graph, report = imported(address, tmp_path, **some)
     assert named(graph) == {("p1", "directed", "f1"), ("p1", "directed", "f2")}
-    assert report["left out by"]["of predicates that are not kept"] == {"ACTED IN": 2, "bornIn": 3}
+    assert report["left_out_by"]["of predicates that are not kept"] == {"ACTED IN": 2, "bornIn": 3}
     assert {e.name: e.description for e in entities(graph)}["f2"] == "Seven men"
     graph, report = imported(address, tmp_path / "b", skip=["bornIn", "born"], key="uid")
     assert len(graph.triples("train")) == 4
@@ -230,8 +230,8 @@ def test_completions_are_written_once(films: Driver, address: str, tmp_path: Pat
         ("p2", "bornIn", "f2", 0.125),
     )
     made = kgmlm.export(new, address, key="uid", min_probability=0.2, progress=False)
-    assert {x: made[x] for x in ("triples", "known", "without a node")} == {
-        "triples": 2, "known": 1, "without a node": 1,
+    assert {x: made[x] for x in ("triples", "known", "without_node")} == {
+        "triples": 2, "known": 1, "without_node": 1,
     }  # fmt: skip
     written = {("p1", "ACTED IN", "f1", 0.25), ("p2", "odd `type`", "f2", 0.5)}
     assert relationships(films) == before | written

@@ -85,7 +85,7 @@ def test_a_bundle_becomes_a_graph_with_dates(tmp_path: Path) -> None:
         (tool, "communicates-with", ADDRESS["id"]): "2016-03-01",
         (other, "uses", "T0001"): "NaT",
     }
-    assert report["left out"] == {
+    assert report["left_out"] == {
         "revoked or deprecated objects": 1,
         "revoked or deprecated relationships": 1,
         "relationships of revoked or deprecated objects": 1,
@@ -132,7 +132,7 @@ def test_relations_are_skipped_or_kept_alone(tmp_path: Path) -> None:
     source = bundle(tmp_path / "b.json", OBJECTS)
     for n, wanted in enumerate(({"skip": ["uses"]}, {"keep_only": ["communicates-with"]})):
         report = kgmlm.import_graph(source, tmp_path / f"g{n}", progress=False, **wanted)  # type: ignore
-        assert (report["triples"], report["left out"]["relationships of types that were skipped"]) == (1, 6)
+        assert (report["triples"], report["left_out"]["relationships of types that were skipped"]) == (1, 6)
 
 
 ADDRESS_OF = "https://raw.githubusercontent.com/mitre-attack/attack-stix-data/master/"

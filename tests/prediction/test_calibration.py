@@ -31,7 +31,7 @@ from kgmlm.prediction.calibration import (
 from kgmlm.prediction.drawing import Askable, Sample, draw_queries, draw_sample, rates
 from kgmlm.prediction.listing import read_list
 from kgmlm.ranking.probability import FEATURES, SIDES, STATES, AskedTriples, expit, states_of
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.writing import save_tuned
 
@@ -194,7 +194,7 @@ def test_known_probabilities_are_found_again() -> None:
 def test_as_many_triples_are_expected_as_there_are() -> None:
     sample, _ = made(1)
     fitted_to, figures = fit(sample, RELATIONS, 100, 1.0)
-    for row in figures["held out"][:3]:
+    for row in figures["held_out"][:3]:
         assert row["expected"] == pytest.approx(row["validation"], rel=0.15)
     assert figures["half"]["accuracy"] > 0.7
     assert figures["triples"] == sample.labels.sum()
@@ -300,7 +300,7 @@ def test_probabilities_of_another_state_are_refused(calibrated: Path, tmp_path: 
         assert open_folder(path).calibration
     file.write_bytes(whole)
     folder = open_folder(path)
-    folder = save_tuned(folder, replace(folder.tuned, uses={"trees": Use(0, 0.0)}))
+    folder = save_tuned(folder, replace(folder.tuned, stage_weights={"trees": StageWeight(0, 0.0)}))
     with pytest.raises(RunError, match="fitted for the"):
         assert folder.calibration
     heard = Hears()

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
     "part_size": 10, "min_probability": 0.0, "progress": False, "known": ["valid"], "typed": False,
     "functional": False,
 }  # fmt: skip
-TIMES = ("seconds", "queries scored", "output", "best")  # that are no part of the manifest
+TIMES = ("seconds", "queries_scored", "output", "best")  # that are no part of the manifest
 
 
 def completed(run: Path, output: Path, **options: Any) -> Outcome:
@@ -103,7 +103,7 @@ def test_a_list_cut_short_goes_on_to_the_same_bytes(
     monkeypatch.undo()
     assert not new.exists()
     again = completed(calibrated_run, new)
-    assert again["queries scored"] == made["queries"] - 10 * after
+    assert again["queries_scored"] == made["queries"] - 10 * after
     assert new.read_bytes() == path.read_bytes()
 
 
@@ -122,7 +122,7 @@ def test_shards_joined_are_the_whole(
     elsewhere.parent.mkdir()
     completed(calibrated_run, elsewhere, shard="3/3")
     shutil.copytree(f"{elsewhere}.parts", tmp_path / "new.parquet.parts", dirs_exist_ok=True)
-    assert completed(calibrated_run, tmp_path / "new.parquet")["queries scored"] == 0
+    assert completed(calibrated_run, tmp_path / "new.parquet")["queries_scored"] == 0
     assert (tmp_path / "new.parquet").read_bytes() == path.read_bytes()
 
 
@@ -159,7 +159,7 @@ def test_another_probability_scores_nothing_again(calibrated_run: Path, tmp_path
     first = completed(calibrated_run, new)
     least = read_list(new)[0].column("probability")[20].as_py()
     fewer = completed(calibrated_run, new, min_probability=least)
-    assert fewer["queries scored"] == 0
+    assert fewer["queries_scored"] == 0
     assert 20 < fewer["listed"] < first["listed"]
     assert fewer["probabilities"] == first["probabilities"]
 
@@ -308,7 +308,7 @@ def test_the_run_of_a_pack_is_what_workers_open(
     monkeypatch.setattr(workers, "made_on_ray", sent_here)
     monkeypatch.setattr(workers, "find_spec", lambda name: object())
     made = completed(file, tmp_path / "new", ray="local", workers=2)
-    assert made["made by"] == str(file)
+    assert made["made_by"] == str(file)
     assert made["listed"] > 10
 
 

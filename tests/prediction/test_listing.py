@@ -107,16 +107,16 @@ def test_a_hidden_split_measures_precision(toy: KnowledgeGraph) -> None:
     true = np.array([tuple(t) in hidden for t in best.triples.tolist()])
     report = measured(best, toy, "test", np.arange(len(toy.relations)))
     assert (report["found"], report["triples"]) == (true.sum(), len(hidden))
-    for row in report["by probability"]:
+    for row in report["by_probability"]:
         rows = best.probability >= row["probability"]
         assert (row["listed"], row["true"]) == (rows.sum(), true[rows].sum())
         assert row["precision"] == (pytest.approx(true[rows].mean()) if rows.any() else None)
         assert row["expected"] == (pytest.approx(best.probability[rows].mean()) if rows.any() else None)
     assert [row["listed"] for row in report["best"]] == [10, 40, 40]
     assert report["best"][1]["recall"] == pytest.approx(true.sum() / len(hidden))
-    relations = [toy.relations.index[row["relation"]] for row in report["by relation"]]
+    relations = [toy.relations.index[row["relation"]] for row in report["by_relation"]]
     assert relations == sorted(set(best.triples[:, 1].tolist()))
-    for relation, row in zip(relations, report["by relation"], strict=True):
+    for relation, row in zip(relations, report["by_relation"], strict=True):
         rows = best.triples[:, 1] == relation
         assert (row["listed"], row["true"]) == (rows.sum(), true[rows].sum())
         assert row["expected"] == pytest.approx(best.probability[rows].mean())

@@ -24,7 +24,7 @@ from kgmlm.graphs.graph import KnowledgeGraph, build_graph
 from kgmlm.graphs.queries import Queries, Query, Target
 from kgmlm.ranking.constraints import IMPOSSIBLE, MIN_TRIPLES, MISSED, Listed, Possible
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.retrieval import Retrieval, Retriever, entity_part, scores_of
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.signals.base import Pool
@@ -268,7 +268,7 @@ def test_a_second_stage_never_reads_it(make_ranker: Callable[..., Ranker], queri
     forbid(ranker)
     _, ids_BK = best_of(ranker.context, scored(queries, _scores(ranker, queries)), 5)
     assert not (ids_BK == queries.entity_B[:, None]).any()
-    ruled = ranker.with_stage(FixedStage(Use(5, 1.0)))
+    ruled = ranker.with_stage(FixedStage(StageWeight(5, 1.0)))
     assert not np.array_equal(_scores(ruled.unconstrained(), queries), _scores(ruled, queries))
 
 

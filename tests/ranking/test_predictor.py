@@ -16,7 +16,7 @@ from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.retrieval import FOLDER, Retrieval
 from kgmlm.runs.index import build_index
 from kgmlm.runs.opened import open_folder
@@ -91,15 +91,13 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
         ("kge", {"likelihood", "vector", "kge"}),
         ("kge alone", {"likelihood", "kge"}),
         ("likelihood alone", {"likelihood"}),
-        ("sum", {"likelihood", "vector"}),
         ("second stage", {"likelihood", "vector", "conditional"}),
     ],
 )
 def test_the_parts_of_an_explanation_add_up_to_the_score(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, case: str, parts: set[str]
 ) -> None:
-    text, scoring = TextSettings(max_length=40), {"normalization": "sum"} if case == "sum" else {}
-    ranker = make_ranker(text, VectorSettings(enabled=True), **scoring)
+    ranker = make_ranker(TextSettings(max_length=40), VectorSettings(enabled=True))
     if case.startswith("kge"):
         ranker.signals["kge"] = KGE.fit(toy, KGESettings(dimension=8, epochs=1))
         table_R2 = np.full((len(toy.relations), 2), 0.0 if "nothing" in case else 0.5)
@@ -107,7 +105,7 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
     if "vectors that" in case:
         ranker.mixture = ranker.mixture.weighed("vector", np.zeros((len(toy.relations), 2)), 5.0)
     if case == "second stage":
-        ranker = ranker.with_stage(FixedStage(Use(5, 2.0)))
+        ranker = ranker.with_stage(FixedStage(StageWeight(5, 2.0)))
     if case.endswith("alone"):
         ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")

@@ -11,7 +11,7 @@ from kgmlm.core.errors import ConfigError, ModelError
 from kgmlm.graphs.entities import RelationTable
 from kgmlm.graphs.graph import KnowledgeGraph, TextColumns, build_graph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.signals.rules import Rules
 
@@ -40,7 +40,7 @@ def test_a_ranker_ranks_by_all_that_it_has_by_text_or_by_one_signal(
     bare = make_ranker()
     ranker = bare.with_signal(Rules.fit(toy, RuleSettings()))
     ranker.mixture = ranker.mixture.evenly("rules", 2.0)
-    ranker = ranker.replace(stages={"reverse": ReverseScoring(Use(3, 1.0))})
+    ranker = ranker.replace(stages={"reverse": ReverseScoring(StageWeight(3, 1.0))})
     assert ranker.by("all") is ranker
     assert (ranker.by("text").mixture.signals, list(ranker.by("text").stages)) == (
         ("likelihood",),

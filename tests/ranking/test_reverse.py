@@ -24,7 +24,7 @@ from kgmlm.ranking import ranker as ranker_module
 from kgmlm.ranking import second_stage
 from kgmlm.ranking.constraints import MISSED, Possible
 from kgmlm.ranking.predictor import Predictor
-from kgmlm.ranking.ranker import BEST, Ranker, Use
+from kgmlm.ranking.ranker import BEST, Ranker, StageWeight
 from kgmlm.ranking.second_stage import FLOOR, ReverseScoring
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.tuned import TunedWeights
@@ -56,7 +56,7 @@ def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
     ids_BK[0, 2] = -1
     ids_BK[1, 1] = queries.entity_B[1]
     told: list[tuple[int, int]] = []
-    found_BK = ReverseScoring(Use(9, 1.0)).score(
+    found_BK = ReverseScoring(StageWeight(9, 1.0)).score(
         ranker, queries, ids_BK, 5, lambda n, total: told.append((n, total))
     )
     assert found_BK.shape == ids_BK.shape
@@ -81,7 +81,7 @@ def test_what_cannot_answer_does_not_hide_the_others(ranker: Ranker, toy: Knowle
     relation = int(np.bincount(toy.splits["train"][:, 1]).argmax())
     constrained = ranker.possible.own_B(Queries.of([Query(0, relation, "tail")]))
     own = Query(int(toy.splits["train"][0, 0]), int(toy.splits["train"][0, 1]), "tail")
-    found = ReverseScoring(Use(9, 1.0)).score(ranker, Queries.of([own]), np.array([[own.entity]]))
+    found = ReverseScoring(StageWeight(9, 1.0)).score(ranker, Queries.of([own]), np.array([[own.entity]]))
     assert FLOOR <= found.item() <= 0
     if constrained.all():
         assert found.item() == pytest.approx(FLOOR)
@@ -94,7 +94,7 @@ def test_one_signal_alone_has_the_temperature_of_training(ranker: Ranker, toy: K
     temperature = alone.reader.settings.training.temperature
     scaled_N = scores_1N[0] / temperature
     expected = temperature * (scaled_N[3] - np.logaddexp.reduce(scaled_N))
-    found = ReverseScoring(Use(9, 1.0)).score(alone, Queries.of([query]), np.array([[5]]))[0, 0]
+    found = ReverseScoring(StageWeight(9, 1.0)).score(alone, Queries.of([query]), np.array([[5]]))[0, 0]
     assert found == pytest.approx(float(expected), abs=1e-4, rel=1e-4)
 
 
@@ -104,7 +104,7 @@ def test_the_best_gain_and_stay_ahead(
 ) -> None:
     monkeypatch.setattr(ranker_module, "MAX_SCORES", 8 * at_once * len(toy.entities))
     queries, _ = toy.queries("test")
-    asking, told = ranker.with_stage(ReverseScoring(Use(4, 0.5))), list[int]()
+    asking, told = ranker.with_stage(ReverseScoring(StageWeight(4, 0.5))), list[int]()
     after_BN = np.zeros((len(queries), len(toy.entities)), np.float32)
     for rows, scores_bN in asking.rank(queries, advance=told.append):
         after_BN[rows] = scores_bN
@@ -117,7 +117,7 @@ def test_the_best_gain_and_stay_ahead(
         passed = np.zeros(len(toy.entities), np.bool_)
         passed[known.lookup(asked)[1]] = True
         best = np.argsort(np.where(passed | (before_N <= MISSED), np.inf, -before_N))[:4]
-        back = ReverseScoring(Use(9, 1.0)).score(ranker, asked, best[None])[0]
+        back = ReverseScoring(StageWeight(9, 1.0)).score(ranker, asked, best[None])[0]
         gain = 0.5 * (back - back.min())
         np.testing.assert_allclose(after_BN[b, best], before_N[best] + gain, atol=1e-3, rtol=1e-3)
         rest = np.ones(len(toy.entities), np.bool_)
@@ -125,22 +125,22 @@ def test_the_best_gain_and_stay_ahead(
         rest &= ~passed
         np.testing.assert_allclose(after_BN[b, rest], before_N[rest], rtol=1e-5)
         assert after_BN[b, best].min() > after_BN[b, rest].max()
-    assert asking.unconstrained().uses == asking.uses
+    assert asking.unconstrained().stage_weights == asking.stage_weights
 
 
 def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
     graph, protocol = toy, Protocol(split="valid")
     alone = ranker.replace(mixture=ranker.mixture.only("kge"))  # so that halves have the same weights
-    use, found = choose_reverse(alone, graph, protocol, candidates=8)
+    stage_weight, found = choose_reverse(alone, graph, protocol, candidates=8)
     assert found["mrr_first"] == pytest.approx(evaluate(alone, graph, protocol).report["metrics"]["mrr"])
-    asking = ranker.with_stage(ReverseScoring(use))
-    assert use.k <= 8
+    asking = ranker.with_stage(ReverseScoring(stage_weight))
+    assert stage_weight.k <= 8
     with pytest.raises(ConfigError, match="test triples"):
         choose_reverse(ranker, graph, Protocol(split="test"))
     tuned = tune(asking, graph, protocol, candidates=8)
     assert list(tuned.figures) == ["text", "kge", "reverse"]
-    assert "reverse" in tuned.uses
-    assert (tuned.uses["reverse"].k, tuned.uses["reverse"].weight) == tuple(
+    assert "reverse" in tuned.stage_weights
+    assert (tuned.stage_weights["reverse"].k, tuned.stage_weights["reverse"].weight) == tuple(
         tuned.figures["reverse"][x] for x in ("k", "weight")
     )
 
@@ -158,21 +158,21 @@ def test_one_triple_does_not_choose_how_it_is_asked_back(
 
     monkeypatch.setattr(ReverseScoring, "score", asking)
     one = replace(toy, splits={**toy.splits, "valid": toy.splits["valid"][:1]})
-    use, found = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
-    assert (use, found["mrr"]) == (Use(0, 0.0), found["mrr_first"])
+    stage_weight, found = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
+    assert (stage_weight, found["mrr"]) == (StageWeight(0, 0.0), found["mrr_first"])
     assert sizes == [3]
 
 
 def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: KnowledgeGraph) -> None:
     forbidding = Possible(np.ones(len(toy.relations), np.bool_))
-    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5))).replace(possible=forbidding)
+    asking = ranker.with_stage(ReverseScoring(StageWeight(5, 0.5))).replace(possible=forbidding)
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     (own,) = Predictor(toy, asking).placed(query, np.array([query.entity]))
     assert set(own.parts or ()) == {"likelihood", "vector", "kge"}
 
 
 def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5)))
+    asking = ranker.with_stage(ReverseScoring(StageWeight(5, 0.5)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     ((_, found),) = Predictor(toy, asking).predict([query], k=10, explain=True)
     parts = [p.parts for p in found if p.parts]
@@ -187,8 +187,8 @@ def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: Knowledge
 
 
 def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker, toy: KnowledgeGraph) -> None:
-    asking = ranker.with_stage(ReverseScoring(Use(5, 0.5)))
-    both = asking.with_stage(FixedStage(Use(5, 2.0)))
+    asking = ranker.with_stage(ReverseScoring(StageWeight(5, 0.5)))
+    both = asking.with_stage(FixedStage(StageWeight(5, 2.0)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
     said = []
     for found_by in (asking, both):
@@ -204,12 +204,14 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
 
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:
     path = tmp_path / "mixture.json"
-    TunedWeights(ranker.mixture, {"reverse": Use(7, 0.75)}).save(path)
-    assert TunedWeights.parse(path.read_bytes(), path, len(toy.relations)).uses == {"reverse": Use(7, 0.75)}
+    TunedWeights(ranker.mixture, {"reverse": StageWeight(7, 0.75)}).save(path)
+    assert TunedWeights.parse(path.read_bytes(), path, len(toy.relations)).stage_weights == {
+        "reverse": StageWeight(7, 0.75)
+    }
     values = json.loads(path.read_text("utf-8"))
     del values["reverse"]  # as older versions wrote it
     path.write_text(json.dumps(values), "utf-8")
-    assert "reverse" not in TunedWeights.parse(path.read_bytes(), path, len(toy.relations)).uses
+    assert "reverse" not in TunedWeights.parse(path.read_bytes(), path, len(toy.relations)).stage_weights
     path.write_text(json.dumps({**values, "reverse": {"k": -1, "weight": 1.0}}), "utf-8")
     with pytest.raises(RunError, match=r"reverse\.k"):
         TunedWeights.parse(path.read_bytes(), path, len(toy.relations))
@@ -224,9 +226,9 @@ def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> 
     done = cli("tune", run, "--add", "reverse", "--candidates", 6)
     assert "without reverse" in done.stdout, done.stderr
     opened = open_folder(run)
-    assert "reverse" in opened.tuned.uses
-    assert opened.tuned.by["valid"]["reverse"]["k"] == opened.tuned.uses["reverse"].k
-    opened = save_tuned(opened, replace(opened.tuned, uses={"reverse": Use(5, 1.0)}))
+    assert "reverse" in opened.tuned.stage_weights
+    assert opened.tuned.by["valid"]["reverse"]["k"] == opened.tuned.stage_weights["reverse"].k
+    opened = save_tuned(opened, replace(opened.tuned, stage_weights={"reverse": StageWeight(5, 1.0)}))
     assert "the 5 best, weight 1" in cli("info", run).stdout
     base = ("evaluate", run, "--split", "valid", "--json", "-q")
     reports = {k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 4))}
@@ -250,7 +252,9 @@ def test_a_run_wants_reverse(cli: Cli, toy_vector_run: Path, tmp_path: Path) -> 
     refused(cli("evaluate", run, "--rerank", 4, "--scores", "vector"), "--rerank goes with")
     figures = kgmlm.tune(run, progress=False)
     assert list(figures) == ["text", "reverse"], "it is chosen again with the weights"
-    save_tuned(open_folder(run), replace(open_folder(run).tuned, uses={"reverse": Use(0, 0.0)}))
+    save_tuned(
+        open_folder(run), replace(open_folder(run).tuned, stage_weights={"reverse": StageWeight(0, 0.0)})
+    )
     refused(cli("evaluate", run, "--rerank", 4), "chose not to rerank")
     assert cli("tune", run, "--drop", "reverse", "-q").returncode == 0
-    assert "reverse" not in open_folder(run).tuned.uses
+    assert "reverse" not in open_folder(run).tuned.stage_weights

@@ -18,7 +18,7 @@ from kgmlm.core.config import TextSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
-from kgmlm.ranking.ranker import Mixture, Ranker, Use
+from kgmlm.ranking.ranker import Mixture, Ranker, StageWeight
 from kgmlm.ranking.retrieval import Retrieval, scores_of
 from kgmlm.ranking.second_stage import Conditional, best_of, in_place
 from kgmlm.runs.index import build_index
@@ -60,7 +60,7 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
 ) -> None:
     rng = np.random.default_rng(seed)
     made = FixedStage(
-        Use(k, weight), lambda queries, ids_BK: rng.normal(0, 9, ids_BK.shape).astype(np.float32)
+        StageWeight(k, weight), lambda queries, ids_BK: rng.normal(0, 9, ids_BK.shape).astype(np.float32)
     )
     queries = toy.queries("train")[0][np.arange(12)]
     before = np.random.default_rng(seed).standard_normal((12, len(toy.entities)), np.float32)
@@ -83,7 +83,7 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
 def test_no_more_is_read_at_once_than_asked(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranker = make_ranker(TextSettings(max_length=40)).with_stage(Conditional(Use(5, 2.0)))
+    ranker = make_ranker(TextSettings(max_length=40)).with_stage(Conditional(StageWeight(5, 2.0)))
     queries = toy.queries("test")[0][np.arange(8)]
     whole = dict(_rows(ranker, queries))
     sizes: list[int] = []
@@ -192,6 +192,6 @@ def test_candidates_that_stay_keep_their_places() -> None:
 def test_a_stage_leaves_alone_what_validation_did_not_ask_about() -> None:
     queries = Queries(np.array([0, 3]), np.zeros(2, np.int64), np.ones(2, np.bool_))
     unseen, ids = np.array([False, False, True, True]), np.array([[1, 2, -1], [1, 2, -1]])
-    use = Use(3, 1.0, (True, False, False, False))
-    assert use.stays(queries, ids, unseen).tolist() == [[False, True, False], [True, True, False]]
-    assert not Use(3, 1.0).stays(queries, ids, unseen).any()
+    stage_weight = StageWeight(3, 1.0, (True, False, False, False))
+    assert stage_weight.stays(queries, ids, unseen).tolist() == [[False, True, False], [True, True, False]]
+    assert not StageWeight(3, 1.0).stays(queries, ids, unseen).any()

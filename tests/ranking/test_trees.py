@@ -25,7 +25,7 @@ from kgmlm.core.errors import RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries, both_sides, distinct_triples
 from kgmlm.ranking.pair_features import GRAPH, CandidateScores, PairFeatures, group_of
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.second_stage import best_of
 from kgmlm.ranking.trees import FORESTS, Forest, Trees, odd_pairs
 from kgmlm.runs.opened import open_folder, tuned_ranker
@@ -117,17 +117,17 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damaged_trees_are_one_sentence(booster: tuple[Any, Any], tmp_path: Path, what: str) -> None:
     forest = fitting.forest_of(booster[0].dump_model())
-    trees = Trees(Use(9, 1.0), tuple("abcde"), dict.fromkeys(FORESTS, forest))
+    trees = Trees(StageWeight(9, 1.0), tuple("abcde"), dict.fromkeys(FORESTS, forest))
     path = tmp_path / "trees.safetensors"
     trees.save(path)
-    opened = Trees.open(path, Use(9, 1.0))
+    opened = Trees.open(path, StageWeight(9, 1.0))
     assert opened.names == trees.names
     assert alike(opened.forests["odd"], forest)
     tensors = {name: array.copy() for name, array in load_file(path).items()}
     DAMAGE[what](tensors)
     save_file(tensors, path)
     with pytest.raises(RunError, match="cannot be read") as caught:
-        Trees.open(path, Use(9, 1.0))
+        Trees.open(path, StageWeight(9, 1.0))
     assert "\n" not in str(caught.value)
 
 
@@ -330,9 +330,11 @@ def test_a_run_with_trees_is_asked_in_every_way(cli: Cli, with_trees: Path, tmp_
     run = shutil.copytree(with_trees, tmp_path / "run")
     base = ("evaluate", run, "--json", "-q")
     reports = {k: json.loads(cli(*base, *k).stdout) for k in ((), ("--rerank", 0), ("--rerank", 3))}
-    weight = open_folder(run).tuned.uses["trees"].weight
+    weight = open_folder(run).tuned.stage_weights["trees"].weight
     assert reports[()]["trees"] == {"k": 100, "weight": pytest.approx(weight)}
-    assert open_folder(run).tuned.uses["trees"].states == (True, False, False, False), "no other was asked"
+    assert open_folder(run).tuned.stage_weights["trees"].states == (True, False, False, False), (
+        "no other was asked"
+    )
     assert reports["--rerank", 0]["trees"] is None
     assert reports["--rerank", 3]["trees"]["k"] == 100, "they were fitted to so many"
     assert reports["--rerank", 3]["metrics"]["mrr"] == pytest.approx(reports[()]["metrics"]["mrr"], abs=2e-3)
@@ -371,7 +373,7 @@ def test_trees_come_along_in_a_pack(cli: Cli, with_trees: Path, tmp_path: Path) 
     mine, packed = (tuned_ranker(open_folder(x), "cpu").stages["trees"] for x in (with_trees, pack))
     assert isinstance(mine, Trees)
     assert isinstance(packed, Trees)
-    assert packed.use == mine.use
+    assert packed.stage_weight == mine.stage_weight
     for half in FORESTS:
         assert alike(mine.forests[half], packed.forests[half])
     assert "trees" not in tuned_ranker(open_folder(without), "cpu").stages, (
@@ -458,10 +460,10 @@ def test_trees_are_fitted_again_with_the_weights_and_dropped(
     again = kgmlm.tune(run, progress=False)
     assert list(again) == ["text", "kge", "trees"], "as reverse scoring is"
     kgmlm.tune(run, add="reverse", candidates=5, max_triples=30, progress=False)
-    assert list(open_folder(run).tuned.uses) == ["reverse", "trees"]
+    assert list(open_folder(run).tuned.stage_weights) == ["reverse", "trees"]
     kgmlm.tune(run, drop=("trees", "reverse"), progress=False)
     opened = open_folder(run)
-    assert not opened.tuned.uses
+    assert not opened.tuned.stage_weights
     assert "trees" not in opened.fingerprints
     assert not (run / "model" / "trees.safetensors").exists()
     open_folder(run, verify=True)
@@ -497,7 +499,7 @@ def test_without_lightgbm_a_sentence_says_so(
         kgmlm.tune(run, add="trees", progress=False)
     assert mrr(run) > 0.05
     kgmlm.tune(run, progress=False)
-    assert "trees" not in open_folder(run).tuned.uses
+    assert "trees" not in open_folder(run).tuned.stage_weights
 
 
 @pytest.mark.slow
@@ -509,7 +511,7 @@ def test_the_best_preset_ends_with_trees(tmp_path: Path) -> None:
     )
     recipe, tuned = run.folder.record["recipe"], run.folder.tuned
     assert recipe["stages"][-3:] == ["reverse", "trees", "calibration"]
-    assert set(tuned.uses) == {"reverse", "trees"}
+    assert set(tuned.stage_weights) == {"reverse", "trees"}
     assert tuned.by["valid"]["trees"]["mrr"] >= tuned.by["valid"]["trees"]["mrr_first"]
     assert run.folder.calibration is not None
 

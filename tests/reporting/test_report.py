@@ -40,7 +40,7 @@ from kgmlm.reporting.charts import (
     BOTTOM,
     HEIGHT,
     LEFT,
-    MOST_ROWS,
+    MAX_ROWS,
     RIGHT,
     TOP,
     WIDTH,
@@ -437,7 +437,7 @@ def test_bars_stand_on_the_axis_side_by_side() -> None:
 
 
 def test_long_tables_and_texts_are_cut() -> None:
-    rows = [(Cell(str(i)),) for i in range(MOST_ROWS + 7)]
+    rows = [(Cell(str(i)),) for i in range(MAX_ROWS + 7)]
     assert Table.of("t", ("x",), rows).left_out == 7
     assert len(clipped("x" * 5000)) < 100
     assert clipped("a\n\u0000 b") == "a b"
@@ -505,7 +505,7 @@ def test_kinds_of_entities_are_types_or_else_what_they_are_in_most_triples(
     plain = entity_map(ranker, toy)
     assert plain is not None
     assert all(" of " in kind or kind == "others" for kind in plain.legend)
-    monkeypatch.setattr(figures, "LEAST_MAPPED", len(toy.entities) + 1)
+    monkeypatch.setattr(figures, "MIN_MAPPED", len(toy.entities) + 1)
     assert entity_map(ranker, toy) is None
 
 

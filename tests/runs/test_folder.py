@@ -12,7 +12,7 @@ from conftest import without_digests
 from kgmlm.core.errors import ModelError, RunError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph, write_graph
-from kgmlm.ranking.ranker import Use
+from kgmlm.ranking.ranker import StageWeight
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.runs.provenance import began_from, past_graphs
 from kgmlm.runs.writing import save_model, save_tuned, write_record
@@ -47,11 +47,11 @@ def test_a_new_model_has_no_second_stage_that_was_chosen_for_the_old_one(
 ) -> None:
     shutil.copytree(toy_run, tmp_path / "run")
     run = open_folder(tmp_path / "run")
-    run = save_tuned(run, replace(run.tuned, uses={"reverse": Use(3, 1.0)}))
-    assert run.tuned.uses["reverse"] == Use(3, 1.0)
+    run = save_tuned(run, replace(run.tuned, stage_weights={"reverse": StageWeight(3, 1.0)}))
+    assert run.tuned.stage_weights["reverse"] == StageWeight(3, 1.0)
     scores_digest = run.scores_digest
     run = save_model(run, tuned_ranker(run, "cpu", rerank=False))
-    assert "reverse" not in open_folder(run.path).tuned.uses
+    assert "reverse" not in open_folder(run.path).tuned.stage_weights
     assert run.scores_digest != scores_digest
 
 

@@ -175,9 +175,7 @@ def test_what_cannot_be_indexed_is_refused(
             build_index(ranker, toy)
     monkeypatch.setitem(sys.modules, "faiss", None)
     install = r"pip install '\.\[cpu\]'"
-    assert re.search(
-        install, (Path(__file__).parent.parent.parent / "docs" / "retrieval.md").read_text("utf-8")
-    )
+    assert re.search(install, (Path(__file__).parent.parent.parent / "docs" / "scale.md").read_text("utf-8"))
     with pytest.raises(ConfigError, match=install):
         build_index(ranker, toy)
 

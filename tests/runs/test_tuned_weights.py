@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kgmlm.core.errors import RunError
-from kgmlm.ranking.ranker import Mixture, Use
+from kgmlm.ranking.ranker import Mixture, StageWeight
 from kgmlm.runs.tuned import TunedWeights
 
 SHA = "0" * 64
@@ -21,15 +21,19 @@ MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed(
 
 
 def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
-    for uses in ({}, {"conditional": Use(0, 0.0)}, {"reverse": Use(20, 0.125), "trees": Use(100, 1.5)}):
+    for stage_weights in (
+        {},
+        {"conditional": StageWeight(0, 0.0)},
+        {"reverse": StageWeight(20, 0.125), "trees": StageWeight(100, 1.5)},
+    ):
         chosen = TunedWeights(
-            MIXED, uses, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
+            MIXED, stage_weights, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
         )
         chosen.save(tmp_path / "mixture.json")
         found = TunedWeights.parse((tmp_path / "mixture.json").read_bytes(), tmp_path / "mixture.json", 3)
         assert found.mixture.averages == MIXED.averages
         assert all(np.array_equal(found.mixture.tables[name], MIXED.tables[name]) for name in MIXED.tables)
-        assert (found.uses, found.of, found.by) == (uses, chosen.of, chosen.by)
+        assert (found.stage_weights, found.of, found.by) == (stage_weights, chosen.of, chosen.by)
     written = json.loads((tmp_path / "mixture.json").read_text())
     assert written["signals"]["likelihood"] == {"average": 1.0, "weights": None}, "one for all is one number"
 

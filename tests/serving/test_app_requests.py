@@ -171,7 +171,7 @@ def test_what_is_served_is_told_without_paths(client: TestClient, run: Run) -> N
     assert found["graph"] == kgmlm.info(run).graph
     assert found["run"] == "toy"
     assert "of 100 such triples with 20 %" in found["stands_for"]
-    assert found["limits"]["k"] == schema.MOST_K
+    assert found["limits"]["k"] == schema.MAX_K
     assert str(run.path.parent) not in json.dumps(found)
     assert "--model" not in json.dumps(found), "no command lines"
     assert "hardware" not in json.dumps(found)
@@ -413,7 +413,7 @@ def test_what_is_no_request_is_refused(client: TestClient) -> None:
         assert answer.status_code == 422
         assert sentence in told(answer)
     assert [client.head(path).status_code for path in ("/", "/healthz")] == [200, 200]
-    large = b'{"queries": "' + b"x" * schema.MOST_BYTES + b'"}'
+    large = b'{"queries": "' + b"x" * schema.MAX_BYTES + b'"}'
     parts: tuple[Any, ...] = (large, iter([large[: 2**19], large[2**19 :]]))  # whose length is told, or not
     for content in parts:
         answer = client.post("/rank", content=content, headers=typed)
@@ -582,12 +582,12 @@ def writable(calibrated: Path) -> Iterator[TestClient]:
 
 
 def test_triples_are_bounded(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = ATLANTIS | {"triples": [{"relation": "capital", "tail": "paris"}] * (schema.MOST_GIVEN + 1)}
+    many = ATLANTIS | {"triples": [{"relation": "capital", "tail": "paris"}] * (schema.MAX_GIVEN + 1)}
     answer = writable.post("/rank", json={"queries": [CAPITAL], "entities": [many]})
     assert answer.status_code == 422
     assert "entities.0.triples: " in told(answer)
-    assert writable.get("/info").json()["limits"]["triples"] == schema.MOST_GIVEN
-    monkeypatch.setattr("kgmlm.serving.session.MOST_KEPT_TRIPLES", 2)
+    assert writable.get("/info").json()["limits"]["triples"] == schema.MAX_GIVEN
+    monkeypatch.setattr("kgmlm.serving.session.MAX_KEPT_TRIPLES", 2)
     answer = writable.post("/entities", json={"entities": [ATLANTIS, POSEIDONIA]})
     assert "with 2 triples are kept" in told(answer)
 
@@ -646,7 +646,7 @@ def test_entities_are_kept_only_by_a_writable_service(client: TestClient, calibr
 
 
 def test_a_process_keeps_so_many_entities(calibrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kgmlm.serving.session.MOST_KEPT", 1)
+    monkeypatch.setattr("kgmlm.serving.session.MAX_KEPT", 1)
     with client_of(service(calibrated, writable=True)) as writable:
         assert writable.post("/entities", json={"entities": [{"name": "a1"}]}).status_code == 201
         assert "at most 1 " in told(writable.post("/entities", json={"entities": [{"name": "a2"}]}))
@@ -927,7 +927,7 @@ def test_a_request_in_parts_is_answered_as_whole_and_too_much_work_is_refused(
     whole, parts = answers
     for path in bodies:
         close(parts[path], whole[path])
-    monkeypatch.setattr("kgmlm.serving.session.MOST_WORK", 60)  # each of nine queries reads six texts
+    monkeypatch.setattr("kgmlm.serving.session.MAX_WORK", 60)  # each of nine queries reads six texts
     with client_of(service(calibrated)) as client:
         assert client.post("/rank", json=ranked).status_code == 200
         more = client.post("/rank", json=ranked | {"queries": ranked["queries"] * 2})
@@ -989,7 +989,7 @@ def test_a_way_to_ask_does_not_change_probabilities(calibrated: Path, run: Run) 
 def test_vectors_of_new_entities_are_read(toy_vector_run: Path) -> None:
     run = kgmlm.open_run(toy_vector_run, device="cpu")
     new = schema.NewEntity(name="Atlantis", description="a lost island")
-    task = RankTask([schema.Asked(head="Atlantis", relation="located_in")], 5, False, own=Own([new]))
+    task = RankTask([schema.RankQuery(head="Atlantis", relation="located_in")], 5, False, own=Own([new]))
     ((found,),) = Session(run).work([task])
     wider = run.with_entities(EntityTable(["Atlantis"], ["Atlantis"], ["a lost island"]))
     expected = wider.rank(head="Atlantis", relation="located_in", k=5)

@@ -60,7 +60,7 @@ def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path
     file = kgmlm.pack(whole, tmp_path / "small.kgmlm", progress=False)
     opened = open_folder(file, verify=True)
     assert set(opened.tuned.of) == {"likelihood", "vector", "kge"}
-    assert opened.tuned.uses == open_folder(whole).tuned.uses
+    assert opened.tuned.stage_weights == open_folder(whole).tuned.stage_weights
     assert opened.graph.same(open_folder(whole).graph)
     before, after = scores(whole), scores(file)
     assert not np.array_equal(before, after), "weights are rounded"

@@ -41,9 +41,7 @@ class TestBiencoder(SignalTests):
     kind = Biencoder
 
     def settings(self, encoder: str) -> BiencoderSettings:
-        return BiencoderSettings(
-            dimension=8, relation_dimension=4, steps=3, precision="fp32", encoder=encoder
-        )
+        return BiencoderSettings(dimension=8, steps=3, precision="fp32", encoder=encoder)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,6 @@ def settings(tiny_encoder: str) -> BiencoderSettings:
     return BiencoderSettings(
         encoder=tiny_encoder,
         dimension=16,
-        relation_dimension=8,
         steps=40,
         batch_size=16,
         dropout=0.1,
@@ -76,14 +73,15 @@ def for_graph(signal: Biencoder, ranker: Ranker, graph: KnowledgeGraph) -> Bienc
 
 
 def test_scores_are_those_of_the_head_that_is_trained(
-    toy: KnowledgeGraph, settings: BiencoderSettings, made: Biencoder
+    toy: KnowledgeGraph, settings: BiencoderSettings, made: Biencoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts_ND = np.asarray(made.vectors.all, np.float32)
     training = Training(toy, made.relation_texts_RD, settings.model_copy(update={"steps": 1}))
     head = {name: torch.from_numpy(x) for name, x in made.head.items()}
     training.head.load_state_dict(head, strict=False)
     training.head.eval()
-    training.settings = settings.model_copy(update={"neighbor_dropout": 0.0, "structure_dropout": 0.0})
+    for chance in ("NEIGHBOR_DROPOUT", "STRUCTURE_DROPOUT"):
+        monkeypatch.setattr(f"kgmlm.signals.biencoder_training.{chance}", 0.0)
     links, count = toy.context.links, len(toy.entities)
     row_E, _, other_E = links.edges(np.arange(count))
     ones_E = np.ones(len(row_E), np.float32)

@@ -23,7 +23,7 @@ from kgmlm.signals.likelihood_training import (
 )
 from kgmlm.text import reader as reader_module
 from kgmlm.text.linearization import Linearization, Segment
-from kgmlm.text.reader import Normalization, PairTable, States, log_probabilities
+from kgmlm.text.reader import PairTable, States, log_probabilities
 from kgmlm.text.tokenization import Candidates, SpanTokenizer
 from kgmlm.text.torch_model import (
     DeviceTable,
@@ -43,7 +43,7 @@ class TestLikelihood(SignalTests):
 
 
 def brute_force(mlm: object, tokenizer: object, text: str, names: list[str], span: int, *,
-                end: bool, total: bool, allowed: list[int] | None) -> list[float]:  # fmt: skip
+                end: bool, allowed: list[int] | None) -> list[float]:  # fmt: skip
     """An independent loop: one full forward, Python arithmetic, no code of the package."""
     ids = tokenizer(f"{text} " + " ".join([tokenizer.mask_token] * span))["input_ids"]  # type: ignore[operator, attr-defined]
     logits = mlm(torch.tensor([ids])).logits[0].double()  # type: ignore[operator]
@@ -58,17 +58,14 @@ def brute_force(mlm: object, tokenizer: object, text: str, names: list[str], spa
             row = logits[start + i]
             among = row if allowed is None else row[allowed]
             value += float(row[token]) - math.log(sum(math.exp(float(x)) for x in among))
-        scores.append(value if total else value / len(tokens))
+        scores.append(value / len(tokens))
     return scores
 
 
 @pytest.mark.parametrize("allowed", [None, [5, 9, 11, 40]])
-@pytest.mark.parametrize("normalization", ["mean", "sum"])
 @pytest.mark.parametrize("end", [False, True])
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "electra"])
-def test_scores_equal_a_brute_force_loop(
-    family: str, end: bool, normalization: str, allowed: list[int] | None
-) -> None:
+def test_scores_equal_a_brute_force_loop(family: str, end: bool, allowed: list[int] | None) -> None:
     mlm, hf_tokenizer = build(family)
     tokenizer, model = SpanTokenizer(hf_tokenizer), SpanModel(mlm)
     candidates = tokenizer.candidates(NAMES, 5, end)
@@ -77,7 +74,7 @@ def test_scores_equal_a_brute_force_loop(
     table = PairTable.of(candidates)
     among = None if allowed is None else np.array(allowed)
     log_probs_1P = model.log_probabilities(model.states(batch), table, among)
-    (scores,) = mean_of_names(log_probs_1P, table, normalization)  # type: ignore[arg-type]
+    (scores,) = mean_of_names(log_probs_1P, table)
     with torch.no_grad():
         tokens = None if allowed is None else torch.tensor(allowed)
         (trained,) = score_candidates(
@@ -85,18 +82,14 @@ def test_scores_equal_a_brute_force_loop(
             model(batch),
             tokens,
             TensorTable.of(table, CPU),
-            normalization,  # type: ignore[arg-type]
         )
-        expected = brute_force(
-            mlm, hf_tokenizer, text, NAMES, 5, end=end, total=normalization == "sum", allowed=allowed
-        )
+        expected = brute_force(mlm, hf_tokenizer, text, NAMES, 5, end=end, allowed=allowed)
     np.testing.assert_allclose(scores, expected, atol=1e-5, rtol=1e-5)
     np.testing.assert_allclose(trained.numpy(), expected, atol=1e-5, rtol=1e-5)
     assert scores.dtype == np.float32
 
 
-@pytest.mark.parametrize("normalization", ["mean", "sum"])
-def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: Normalization) -> None:
+def test_training_and_ranking_score_alike(tiny_model: SpanModel) -> None:
     rng = np.random.default_rng(0)
     lengths = np.array([3, 1, 0, 6, 3, 2, 0, 1])
     tokens = rng.integers(5, 40, lengths.sum())
@@ -104,9 +97,9 @@ def test_training_and_ranking_score_alike(tiny_model: SpanModel, normalization: 
     table = PairTable.of(names)
     hidden = rng.standard_normal((5, 6, tiny_model.width), np.float32)
     span = SpanOutput(torch.from_numpy(hidden))
-    trained = score_candidates(tiny_model, span, None, TensorTable.of(table, CPU), normalization)
+    trained = score_candidates(tiny_model, span, None, TensorTable.of(table, CPU))
     assert trained.requires_grad
-    by_model = mean_of_names(tiny_model.log_probabilities(States(hidden), table), table, normalization)
+    by_model = mean_of_names(tiny_model.log_probabilities(States(hidden), table), table)
     np.testing.assert_allclose(by_model, trained.detach().numpy(), atol=1e-5, rtol=1e-5)
     none = PairTable.of(names.take(np.zeros(0, np.int64)))
     assert mean_of_names(tiny_model.log_probabilities(States(hidden), none), none).shape == (5, 0)
@@ -202,11 +195,10 @@ def test_the_token_loss_is_cross_entropy_on_the_gold_span(
     torch.testing.assert_close(loss, torch.stack(expected).mean(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("normalization", ["mean", "sum"])
 def test_a_shortlist_has_the_scores_of_all_candidates(
-    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, normalization: str
+    make_ranker: Callable[..., Ranker], toy: KnowledgeGraph
 ) -> None:
-    ranker = make_ranker(normalization=normalization, end_of_name=True)
+    ranker = make_ranker(end_of_name=True)
     queries, _ = toy.queries("test")
     ids = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 7))
     for rows, first in ranker.first_stage(queries):
@@ -246,11 +238,10 @@ def ranked(
     hidden_BLD: torch.Tensor,
     tokens: IntArray | None,
     table: PairTable,
-    normalization: Normalization = "mean",
 ) -> Floats:
     """Scores as ranking makes them."""
     log_probs_BP = log_probabilities(arrays_of(decoder), States(hidden_BLD.numpy()), table, tokens)
-    return mean_of_names(log_probs_BP, table, normalization)
+    return mean_of_names(log_probs_BP, table)
 
 
 def hidden_states(queries: int = 3, span: int = 4, width: int = 6) -> torch.Tensor:
@@ -334,20 +325,6 @@ def test_a_gpu_gives_the_log_probabilities_of_the_cpu(
     rows, queries = (np.random.default_rng(n).standard_normal((n, 6), np.float32) for n in (9, 4))
     products = DeviceTable(torch.from_numpy(rows)).products(queries)
     np.testing.assert_allclose(products, HostTable(rows).products(queries), atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_names_are_averaged_unless_the_sum_is_asked_for() -> None:
-    model: Any = Decoder()
-    hidden, table = hidden_states(), PairTable.of(names_of(NAME_TOKENS))
-    lengths = np.array([len(x) for x in NAME_TOKENS])
-    mean = ranked(model, hidden, None, table)
-    np.testing.assert_allclose(ranked(model, hidden, None, table, "sum"), mean * lengths, rtol=1e-5)
-    tensors, span = TensorTable.of(table, CPU), SpanOutput(hidden)
-    trained = score_candidates(model, span, None, tensors)
-    torch.testing.assert_close(
-        score_candidates(model, span, None, tensors, "sum"), trained * torch.from_numpy(lengths)
-    )
 
 
 @torch.no_grad()

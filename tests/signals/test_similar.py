@@ -49,9 +49,7 @@ TRAIN = [
 class OfTexts(SignalTests):
     @pytest.fixture
     def ranker(self, make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, tiny_encoder: str) -> Ranker:
-        head = BiencoderSettings(
-            dimension=8, relation_dimension=4, steps=3, precision="fp32", encoder=tiny_encoder
-        )
+        head = BiencoderSettings(dimension=8, steps=3, precision="fp32", encoder=tiny_encoder)
         ranker = make_ranker(vector=VectorSettings(enabled=True))
         for signal in (Biencoder.fit(toy, head), self.fitted(toy, tiny_encoder)):
             ranker = ranker.with_signal(signal)
@@ -159,7 +157,7 @@ def test_an_unseen_candidate_is_neutral_beside_them(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, tiny_encoder: str
 ) -> None:
     """The neutral weight compares with an entity that the graph does not have, and that has no text."""
-    head = BiencoderSettings(dimension=8, relation_dimension=4, steps=3, encoder=tiny_encoder)
+    head = BiencoderSettings(dimension=8, steps=3, encoder=tiny_encoder)
     ranker = make_ranker()
     for signal in (Biencoder.fit(toy, head), SimilarEntities.fit(toy)):
         ranker = ranker.with_signal(signal)

@@ -26,9 +26,7 @@ BATCH = 8  # texts that the clock of a test counts as a second
 
 @pytest.fixture
 def settings(tiny_encoder: str) -> BiencoderSettings:
-    return BiencoderSettings(
-        encoder=tiny_encoder, dimension=8, relation_dimension=4, steps=3, precision="fp32"
-    )
+    return BiencoderSettings(encoder=tiny_encoder, dimension=8, steps=3, precision="fp32")
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ def all_of(source: EncoderSource, read: Read) -> Floats:
 
 
 def described(graph: KnowledgeGraph) -> list[bool]:
-    return [bool(text) for text in graph.entities.told.to_pylist()]
+    return [bool(text) for text in graph.entities.model_descriptions.to_pylist()]
 
 
 def test_all_texts_are_read_where_no_time_is_given(

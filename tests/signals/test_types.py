@@ -212,7 +212,7 @@ def test_another_graph_goes_by_what_the_run_learned_and_by_its_own_training(rank
 
 
 def test_the_nearest_lend_their_types_where_a_ranker_has_vectors(ranker: Ranker) -> None:
-    signal = Types.fit(TOWNS, TypeSettings(neighbors=3))
+    signal = Types.fit(TOWNS, TypeSettings())
     assert signal.types.sources()["none"] == 1
     aided = ranker.with_signal(signal).signals["types"]
     assert isinstance(aided, Types)
@@ -279,7 +279,7 @@ def test_a_run_and_its_pack_keep_given_types_and_the_signal(toy_run: Path, tmp_p
     done = CliRunner().invoke(app, ["tune", run, "--add", "types", "--json", "-q"])
     assert done.exit_code == 0, done.output
     assert {"mrr", "mrr_text", "mrr_types"} <= json.loads(done.stdout)["types"].keys()
-    assert open_folder(run, verify=True).record["signals"]["types"]["settings"]["neighbors"] == 10
+    assert open_folder(run, verify=True).record["signals"]["types"]["settings"] == {"relation": ""}
     done = CliRunner().invoke(app, ["pack", run, "--output", str(tmp_path / "run.kgmlm"), "-q"])
     assert done.exit_code == 0, done.output
     asked_for = ["--head", "france", "--relation", "capital", "--json", "-k", "31"]

@@ -42,7 +42,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize(("name", "target"), GOLDEN)
 def test_a_template_has_its_golden_text(toy: KnowledgeGraph, name: str, target: str) -> None:
-    text = TEMPLATES[name](toy.context, query(toy, "france", "capital", target), True, ())
+    text = TEMPLATES[name](toy.context, query(toy, "france", "capital", target), ())
     assert text.text() == GOLDEN[name, target]
 
 
@@ -50,15 +50,14 @@ def test_a_template_has_its_golden_text(toy: KnowledgeGraph, name: str, target: 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_template_keeps_the_contract(toy: KnowledgeGraph, name: str, target: str) -> None:
     asked = query(toy, "france", "capital", target)
-    with_text, without = (TEMPLATES[name](toy.context, asked, flag, ()) for flag in (True, False))
+    with_text = TEMPLATES[name](toy.context, asked, ())
     relation = toy.relations[asked.relation].name
     uncut = [s.text for s in (*with_text.before, *with_text.after) if s.cut == 0]
     assert any(relation in text for text in uncut), "the relation must never be cut"
     assert "country in western Europe" in with_text.text()
-    assert "country in western Europe" not in without.text()
-    assert "France" in without.text()
+    assert "France" in with_text.text()
     other = TEMPLATES[name](
-        toy.context, query(toy, "france", "capital", "head" if target == "tail" else "tail"), True, ()
+        toy.context, query(toy, "france", "capital", "head" if target == "tail" else "tail"), ()
     )
     assert other.text() != with_text.text(), "a head query needs a wording of its own"
 
@@ -172,7 +171,7 @@ def test_the_order_of_a_neighborhood_is_as_described(
 def test_every_template_tells_neighbors(toy: KnowledgeGraph, name: str, target: str) -> None:
     asked = query(toy, "france", "capital", target)
     told = neighborhood(toy.context, asked, 5)
-    text = TEMPLATES[name](toy.context, asked, True, told)
+    text = TEMPLATES[name](toy.context, asked, told)
     for edge in told:
         assert f": {toy.entities[edge.other].surface}" in text.text()
     cuts = {s.text: s.cut for s in text.before}
@@ -207,10 +206,10 @@ WHOLE = {
     ],
 }  # fmt: skip
 BARE = {
-    ("plain", "tail"): [("France", 1), ("", 3), ("| asks |", 0)],
-    ("plain", "head"): [("France", 1), ("", 3), ("| inverse of asks |", 0)],
-    ("natural", "tail"): [("France", 1), ("asks", 0)],
-    ("natural", "head"): [("something asks", 0), ("France, namely", 1)],
+    ("plain", "tail"): [("Union", 1), ("", 3), ("| asks |", 0)],
+    ("plain", "head"): [("Union", 1), ("", 3), ("| inverse of asks |", 0)],
+    ("natural", "tail"): [("Union", 1), ("asks", 0)],
+    ("natural", "head"): [("something asks", 0), ("Union, namely", 1)],
 }
 
 
@@ -228,18 +227,15 @@ def test_where_space_is_short_far_neighbors_go_first_then_descriptions_and_relat
 ) -> None:
     asked = query(told, "fr", "asks", target)
     neighbors = in_order(told)
-    text = TEMPLATES[name](told.context, asked, True, neighbors)
+    text = TEMPLATES[name](told.context, asked, neighbors)
     assert segments(text) == WHOLE[name, target]
-    bare = TEMPLATES[name](told.context, asked, False, ())
-    assert segments(bare) == BARE[name, target]
-    plainer = TEMPLATES[name](told.context, query(told, "eu", "asks", target), True, ())
-    assert plainer.text() == bare.text().replace("France", "Union"), "an entity without a description"
+    bare = TEMPLATES[name](told.context, query(told, "eu", "asks", target), ())
+    assert segments(bare) == BARE[name, target], "an entity without a description"
 
 
 def test_what_vectors_read_is_cut_like_queries(told: KnowledgeGraph) -> None:
     france = told.entities.index["fr"]
-    assert segments(entity_text(told.context, france, True)) == [("France.", 1), ("a country", 2)]
-    assert segments(entity_text(told.context, france, False)) == [("France.", 1), ("", 2)]
+    assert segments(entity_text(told.context, france)) == [("France.", 1), ("a country", 2)]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -250,25 +246,17 @@ def test_queries_are_written_as_the_settings_say(toy: KnowledgeGraph, name: str)
         settings = TextSettings.model_validate({"template": name, **chosen})
         return [text.text() for text in linearize(toy.context, queries, settings, rng)]
 
-    def by_hand(limit: int, descriptions: bool) -> list[str]:
+    def by_hand(limit: int) -> list[str]:
         told = [neighborhood(toy.context, q, limit) if limit else [] for q in queries]
         write = TEMPLATES[name]
-        return [write(toy.context, q, descriptions, t).text() for q, t in zip(queries, told, strict=True)]
+        return [write(toy.context, q, t).text() for q, t in zip(queries, told, strict=True)]
 
-    assert written() == by_hand(0, True)
-    assert written(descriptions=False) == by_hand(0, False)
-    assert written(neighbors=2) == by_hand(2, True) != by_hand(1, True)
+    assert written() == by_hand(0)
+    assert written(neighbors=2) == by_hand(2) != by_hand(1), "nothing is left out but in training"
     rng = np.random.default_rng
-    assert written(neighbors=2, neighbor_dropout=0.5) == by_hand(2, True), (
-        "nothing is left out but in training"
-    )
-    dropped = written(rng(0), neighbors=2, neighbor_dropout=0.5)
-    assert dropped != by_hand(2, True)
-    assert (
-        dropped
-        == written(rng(0), neighbors=2, neighbor_dropout=0.5)
-        != written(rng(1), neighbors=2, neighbor_dropout=0.5)
-    )
+    dropped = written(rng(0), neighbors=2)
+    assert dropped != by_hand(2)
+    assert dropped == written(rng(0), neighbors=2) != written(rng(1), neighbors=2)
 
 
 def test_nothing_is_left_out_unless_it_is_asked_for(toy: KnowledgeGraph) -> None:
@@ -288,5 +276,4 @@ def test_an_unknown_template_lists_those_there_are() -> None:
 
 def test_an_entity_is_read_from_its_own_text_alone(toy: KnowledgeGraph) -> None:
     france = toy.entities.index["france"]
-    assert entity_text(toy.context, france, True).text() == "France. country in western Europe ___"
-    assert entity_text(toy.context, france, False).text() == "France. ___"
+    assert entity_text(toy.context, france).text() == "France. country in western Europe ___"

@@ -23,7 +23,7 @@ from kgmlm.core.errors import ConfigError, ModelError, RunError
 from kgmlm.core.progress import Watcher
 from kgmlm.evaluation.pykeen import to_pykeen_model
 from kgmlm.graphs.entities import EntityTable
-from kgmlm.ranking.ranker import Use
+from kgmlm.ranking.ranker import StageWeight
 from kgmlm.runs.opened import computed_by, open_ranker, untuned_ranker
 from kgmlm.runs.options import RankingOptions, Runtime
 from kgmlm.runs.run import Run
@@ -107,15 +107,15 @@ def test_explanations_and_new_entities_are_those_of_torch(ready: Path) -> None:
         np.testing.assert_allclose([x for _, x in mine], [x for _, x in theirs], atol=1e-4)
 
 
-@pytest.mark.parametrize("use", [Use(5, 0.5), Use(20, 1.0)])
-def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, use: Use) -> None:
+@pytest.mark.parametrize("stage_weight", [StageWeight(5, 0.5), StageWeight(20, 1.0)])
+def test_the_best_are_asked_back_as_by_torch(ready: Path, tmp_path: Path, stage_weight: StageWeight) -> None:
     run = kgmlm.open_run(copied(ready, tmp_path)).folder
-    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": use}))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": stage_weight}))
     queries, _ = run.graph.queries("valid")
     scores, plain = {}, {}
     for runtime in RUNTIMES:
         ranker = open_ranker(run, RankingOptions(runtime=runtime), run.graph)
-        assert ranker.uses == {"reverse": use}
+        assert ranker.stage_weights == {"reverse": stage_weight}
         of = np.zeros((2, len(queries), len(run.graph.entities)), np.float32)
         for way, asked in enumerate((ranker, ranker.unreranked())):
             for rows, scores_bN in asked.rank(queries):
@@ -146,11 +146,11 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     assert computed_by(run, RankingOptions(runtime="auto"))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="auto", device="cpu"))[0] == "onnx"
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"conditional": Use(3, 1.0)}))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"conditional": StageWeight(3, 1.0)}))
     assert "reads no names token by token" in computed_by(run, RankingOptions(runtime="onnx"))[1]
     assert computed_by(run, RankingOptions(runtime="auto", rerank=5))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="onnx", rerank=0))[0] == "onnx"
-    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": Use(3, 1.0)}))
+    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": StageWeight(3, 1.0)}))
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
     run = save_tuned(run, TunedWeights(run.tuned.mixture))
     for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
@@ -312,7 +312,7 @@ def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 def test_it_ranks_and_is_served_where_torch_is_not(ready: Path, tmp_path: Path, cli: Cli) -> None:
     run = copied(ready, tmp_path)
     folder = kgmlm.open_run(run).folder
-    folder = save_tuned(folder, replace(folder.tuned, uses={"reverse": Use(5, 1.0)}))
+    folder = save_tuned(folder, replace(folder.tuned, stage_weights={"reverse": StageWeight(5, 1.0)}))
     ask = ("--head", "austria", "--relation", "capital", "-k", "3", "--explain", "--json")
     done = python(WITHOUT_TORCH, "rank", run, *ask)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from kgmlm.core.errors import ModelError
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking import second_stage
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.second_stage import Conditional
 from kgmlm.runs.opened import open_folder, tuned_ranker
 from kgmlm.runs.writing import save_tuned
@@ -139,12 +139,11 @@ def test_probabilities_of_the_next_token_sum_up_to_one(made: tuple[SpanModel, An
     assert few[0, [3, 9, 11], 1].exp().sum() == pytest.approx(1, abs=1e-3)
 
 
-def test_scores_are_means_or_sums_of_what_is_there() -> None:
+def test_scores_are_means_of_what_is_there() -> None:
     there = torch.tensor([[[True, True], [True, False], [False, False]]])
     log_probs = torch.tensor([[[-1.0, -3.0], [-2.0, 0.0], [0.0, 0.0]]])
     names = Spelled(torch.zeros(1, 3, 2, dtype=torch.long), there)
     assert spelled_scores(log_probs, names).tolist() == [[-2, -2, 0]]
-    assert spelled_scores(log_probs, names, "sum").tolist() == [[-4, -2, 0]]
 
 
 def test_other_families_say_that_they_cannot() -> None:
@@ -161,7 +160,7 @@ def test_the_stage_scores_candidates_whatever_the_batch(
     queries, _ = toy.queries("test")
     ids_BK = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 5))
     ids_BK[0, 3] = -1
-    stage = Conditional(Use(5, 1.0))
+    stage = Conditional(StageWeight(5, 1.0))
     found_BK = stage.score(ranker, queries, ids_BK)
     assert found_BK[0, 3] == 0
     assert (found_BK[ids_BK >= 0] < 0).all()
@@ -204,7 +203,7 @@ def test_a_name_is_more_than_its_tokens(tmp_path: Path) -> None:
         np.ones(60, np.bool_),
     )
     ids_BK = np.concatenate([right, wrong], 1)
-    spelled_BK = Conditional(Use(4, 1.0)).score(ranker, asked, ids_BK)
+    spelled_BK = Conditional(StageWeight(4, 1.0)).score(ranker, asked, ids_BK)
     at_once_BK = np.concatenate([x for _, x in ranker.rank(asked)])
     order = np.concatenate([rows for rows, _ in ranker.rank(asked)])
     at_once_BK = at_once_BK[np.argsort(order)][np.arange(60)[:, None], ids_BK]
@@ -218,8 +217,8 @@ def test_a_run_reads_names_token_by_token(cli: Cli, toy_run: Path, tmp_path: Pat
     done = cli("tune", run, "--add", "conditional", "--candidates", 5, "--json")
     assert list(json.loads(done.stdout)) == ["conditional"], done.stderr
     opened = open_folder(run)
-    assert "conditional" in opened.tuned.uses
-    opened = save_tuned(opened, replace(opened.tuned, uses={"conditional": Use(4, 0.5)}))
+    assert "conditional" in opened.tuned.stage_weights
+    opened = save_tuned(opened, replace(opened.tuned, stage_weights={"conditional": StageWeight(4, 0.5)}))
     assert "the 4 best, weight 0.5" in cli("info", run).stdout
     report = json.loads(cli("evaluate", run, "--split", "valid", "--json", "-q").stdout)
     assert report["conditional"] == {"k": 4, "weight": 0.5}
@@ -229,4 +228,4 @@ def test_a_run_reads_names_token_by_token(cli: Cli, toy_run: Path, tmp_path: Pat
     assert cli("onnx", run).returncode == 0
     assert "reads no names token by token" in cli(*question, "--runtime", "onnx").stderr
     assert cli("tune", run, "--drop", "conditional", "-q").returncode == 0
-    assert "conditional" not in open_folder(run).tuned.uses
+    assert "conditional" not in open_folder(run).tuned.stage_weights

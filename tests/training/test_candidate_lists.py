@@ -14,7 +14,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Ranker
 from kgmlm.training import second_stages
-from kgmlm.training.candidate_lists import Asks, CandidateLists, read_lists
+from kgmlm.training.candidate_lists import CandidateLists, ListQueries, read_lists
 from kgmlm.training.weights import validation_task
 
 VALID = Protocol(split="valid")
@@ -32,7 +32,7 @@ def noise(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
     return np.stack(rows_dK)[:, :, None].astype(np.float32)
 
 
-def lists_of(ranker: Ranker, graph: KnowledgeGraph, most: int = 8) -> tuple[CandidateLists, Asks]:
+def lists_of(ranker: Ranker, graph: KnowledgeGraph, most: int = 8) -> tuple[CandidateLists, ListQueries]:
     return read_lists(ranker, validation_task(graph, VALID), most, noise, 1, lambda n, of: None)
 
 
@@ -91,10 +91,10 @@ def test_what_has_no_merit_is_not_used(
         def read(queries: Queries, rows: IntArray, ids_dK: IntArray, way: int = way) -> Floats:
             return np.roll(noise(queries, rows, ids_dK), way, 1)
 
-        use, found = second_stages._choose_use(
+        stage_weight, found = second_stages._choose_use(
             ranker, task, lambda n, of: None, 8, second_stages.WEIGHTS_TRIED, read, 64
         )
         assert found["mrr"] >= found["mrr_first"]
-        assert (use.k == 0) == (found["mrr"] == found["mrr_first"])
-        chosen.append(use.k)
+        assert (stage_weight.k == 0) == (found["mrr"] == found["mrr_first"])
+        chosen.append(stage_weight.k)
     assert 0 in chosen

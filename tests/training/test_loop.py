@@ -205,7 +205,7 @@ def test_training_stops_early(toy: KnowledgeGraph, tmp_path: Path) -> None:
 
 def test_a_loss_that_explodes_says_what_to_do(toy: KnowledgeGraph, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lower training\.learning_rate"):
-        go(tmp_path / "run", toy, "training.learning_rate=1e30", "training.clip=1e30", "training.warmup=0")
+        go(tmp_path / "run", toy, "training.learning_rate=1e30", "training.warmup=0")
 
 
 def test_the_run_is_a_hugging_face_folder(toy_run: Path) -> None:

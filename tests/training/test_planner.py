@@ -414,6 +414,6 @@ def test_scoring_in_reverse_is_left_out_where_too_few_triples_tell_how(
     run = write_record(run, recipe={"preset": "best", "stages": ["text", "reverse"]})
     figures = stages._chosen(run.path, "reverse", 4, Hears(), 1, seconds)
     run = open_folder(run.path)
-    assert ("reverse" in run.tuned.uses) == chosen
+    assert ("reverse" in run.tuned.stage_weights) == chosen
     assert bool(figures) == chosen
     assert (run.record["recipe"]["stages"] == ["text", "reverse"]) == chosen

@@ -13,7 +13,7 @@ from kgmlm.core.config import Protocol
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.trees import odd_pairs
 from kgmlm.training.second_stages import choose_conditional
 
@@ -31,23 +31,23 @@ def answers_of(graph: KnowledgeGraph, queries: Queries, ids_BK: IntArray) -> Flo
     return np.isin(keys_BK, rows * len(graph.entities) + ids).astype(np.float32)
 
 
-def choose(ranker: Ranker, graph: KnowledgeGraph) -> tuple[Use, dict[str, float]]:
+def choose(ranker: Ranker, graph: KnowledgeGraph) -> tuple[StageWeight, dict[str, float]]:
     return choose_conditional(ranker, graph, Protocol(split="valid"), candidates=10)
 
 
 def test_the_weight_goes_by_how_much_the_scores_say(ranker: Ranker, toy: KnowledgeGraph) -> None:
     twice = np.repeat(toy.splits["valid"], 2, axis=0)  # so that both halves ask the same
     toy = replace(toy, splits={**toy.splits, "valid": twice})
-    uses = []
+    stage_weights = []
     for scale in (4.0, 16.0):
 
         def hint(queries: Queries, ids_BK: IntArray, scale: float = scale) -> Floats:
             noise = np.random.default_rng(0).normal(size=ids_BK.shape)
             return (scale * (noise + 2.0 * answers_of(toy, queries, ids_BK))).astype(np.float32)
 
-        uses.append(choose(ranker.with_stage(FixedStage(Use(5, 2.0), hint)), toy)[0])
-    assert uses[0].k == uses[1].k > 0
-    assert uses[0].weight == pytest.approx(4 * uses[1].weight)
+        stage_weights.append(choose(ranker.with_stage(FixedStage(StageWeight(5, 2.0), hint)), toy)[0])
+    assert stage_weights[0].k == stage_weights[1].k > 0
+    assert stage_weights[0].weight == pytest.approx(4 * stage_weights[1].weight)
 
 
 def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy: KnowledgeGraph) -> None:
@@ -57,8 +57,8 @@ def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy
         right = answers_of(toy, queries, ids_BK)
         return np.where(odd_pairs(queries, ids_BK), -right, right).astype(np.float32)
 
-    use, found = choose(ranker.with_stage(FixedStage(Use(5, 2.0), fickle)), toy)
-    assert (use.k, use.weight, found["mrr"]) == (0, 0.0, found["mrr_first"])
+    stage_weight, found = choose(ranker.with_stage(FixedStage(StageWeight(5, 2.0), fickle)), toy)
+    assert (stage_weight.k, stage_weight.weight, found["mrr"]) == (0, 0.0, found["mrr_first"])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -68,16 +68,16 @@ def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: Knowledge
     ranker = ranker.replace(mixture=ranker.mixture.only("likelihood"), stages={})
     before = evaluate(ranker, toy, protocol).report["metrics"]["mrr"]
     stage = FixedStage(
-        Use(0, 0.0), lambda queries, ids_BK: np.float32(sign) * answers_of(toy, queries, ids_BK)
+        StageWeight(0, 0.0), lambda queries, ids_BK: np.float32(sign) * answers_of(toy, queries, ids_BK)
     )
-    use, found = choose(ranker.with_stage(stage), toy)
+    stage_weight, found = choose(ranker.with_stage(stage), toy)
     assert found["mrr_first"] == pytest.approx(before)
-    after = evaluate(ranker.with_stage(stage.used(use)), toy, protocol).report["metrics"]
+    after = evaluate(ranker.with_stage(stage.with_weight(stage_weight)), toy, protocol).report["metrics"]
     assert after["mrr"] == pytest.approx(found["mrr"], abs=0.05)
     if sign < 0:
-        assert (use.k, found["mrr"]) == (0, found["mrr_first"])
+        assert (stage_weight.k, found["mrr"]) == (0, found["mrr_first"])
     else:
-        assert use.k == 10
+        assert stage_weight.k == 10
         assert found["mrr"] > before
         assert found["hits_at_1"] <= found["held"], "what the first stage misses stays missed"
     assert not ranker.by("likelihood").reranks

@@ -10,15 +10,15 @@ from kgmlm.core.arrays import FloatArray
 from kgmlm.core.config import RuleSettings, VectorSettings
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.unseen import Unseen
 from kgmlm.text.reader import Reading
 from kgmlm.training.states import (
     best_way,
     harms,
-    helpful_use,
-    measured_use,
+    helpful_weight,
+    measured_weight,
     neutral_weights,
     states_of,
 )
@@ -65,15 +65,15 @@ def test_a_state_counts_the_same_however_often_validation_asks_about_it() -> Non
 
 def test_a_stage_is_used_for_the_queries_that_it_helps() -> None:
     states_B = np.repeat([0, 1, 2, 3], [30, 30, 30, 5])
-    use = measured_use(Use(20, 1.0), states_B)
+    use = measured_weight(StageWeight(20, 1.0), states_B)
     assert use.states == (True, True, True, False), "of the last there are too few"
     gain_B = ranks((0.1, 30), (0.0, 30), (-0.1, 30), (0.0, 5))
-    assert helpful_use(use, gain_B, states_B).states == (True, True, False, False)
-    assert helpful_use(use, -gain_B, states_B).states == (False, False, True, False)
+    assert helpful_weight(use, gain_B, states_B).states == (True, True, False, False)
+    assert helpful_weight(use, -gain_B, states_B).states == (False, False, True, False)
     harmful_B = ranks((0.5, 30), (-0.1, 30), (0.0, 30), (0.0, 5))
-    assert helpful_use(use, harmful_B, states_B) == Use(0, 0.0), "one state pays for the other"
+    assert helpful_weight(use, harmful_B, states_B) == StageWeight(0, 0.0), "one state pays for the other"
     few_B = np.zeros(6, np.int64)
-    assert measured_use(Use(20, 1.0), few_B).states[0], "the state that is asked about most counts"
+    assert measured_weight(StageWeight(20, 1.0), few_B).states[0], "the state that is asked about most counts"
 
 
 def test_where_validation_asks_about_none_an_unseen_candidate_stands_where_its_text_says(

@@ -184,7 +184,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     write_record(run.folder, recipe={**recipe, "stages": [*recipe["stages"], "reverse"]})
     done = kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     assert done.folder.record["status"] == "max steps"
-    assert "reverse" in done.folder.tuned.uses
+    assert "reverse" in done.folder.tuned.stage_weights
     assert {"types", "reverse"} <= done.folder.tuned.by["valid"].keys()
     assert (path / "signals" / "kge.safetensors").stat().st_mtime_ns == kge
     own = {"length": 2, "constants": False}
@@ -197,7 +197,7 @@ def test_a_preset_trains_in_stages_and_each_is_done_once(tmp_path: Path) -> None
     rules = whole.folder.record["signals"]["rules"]["settings"]
     assert {key: rules[key] for key in own} == own, "what the user trained since stays"
     assert "types" not in whole.folder.tuned.of, "what the user dropped stays away"
-    assert "reverse" not in whole.folder.tuned.uses
+    assert "reverse" not in whole.folder.tuned.stage_weights
     with pytest.raises(RunError, match="begun with the preset 'balanced', not 'quick'"):
         kgmlm.train(output=path, resume=True, preset="quick", progress=False)
 
@@ -212,7 +212,7 @@ def test_second_stages_are_chosen_again_beside_other_weights(tmp_path: Path) -> 
     kgmlm.train(output=path, resume=True, max_steps=6, progress=False)
     whole = kgmlm.train(output=path, resume=True, progress=Hears(heard))
     assert whole.folder.record["status"] == "finished"
-    assert "reverse" in whole.folder.tuned.uses
+    assert "reverse" in whole.folder.tuned.stage_weights
     assert sum(line.startswith("reverse scoring ") for line in heard) == 1
 
 

@@ -18,7 +18,7 @@ from kgmlm.core.errors import ConfigError
 from kgmlm.evaluation.evaluator import evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
-from kgmlm.ranking.ranker import Ranker, Use
+from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.signals.base import Pool
 from kgmlm.signals.kge import KGE
@@ -166,9 +166,9 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     alternate(monkeypatch)
     relations = np.unique(toy.splits["valid"][:, 1]).tolist()
     ranker = make_ranker(vector=VectorSettings(enabled=True)).with_signal(oracle(toy, "valid", relations))
-    ranker = ranker.with_stage(ReverseScoring(Use(0, 0.0)))
+    ranker = ranker.with_stage(ReverseScoring(StageWeight(0, 0.0)))
     before = (ranker.mixture, dict(ranker.stages), dict(ranker.signals))
-    mixture, uses, figures = tune(ranker, toy, Protocol(split="valid"))
+    mixture, stage_weights, figures = tune(ranker, toy, Protocol(split="valid"))
     assert (ranker.mixture, dict(ranker.stages), dict(ranker.signals)) == before
     assert list(figures) == ["text", "kge", "reverse"]
     assert figures["kge"]["mrr"] > figures["text"]["mrr"]
@@ -180,7 +180,7 @@ def test_all_is_tuned_in_turn_and_nothing_is_changed(
     ratios = (m.tables["vector"] / m.tables["likelihood"] for m in (alone, mixture))
     assert next(ratios) == pytest.approx(next(ratios), rel=1e-3), "the text ranks as without the others"
     assert mixture.signals[-1] == "kge"
-    use = uses["reverse"]
-    assert (use.k, use.weight) == (figures["reverse"]["k"], figures["reverse"]["weight"])
+    stage_weight = stage_weights["reverse"]
+    assert (stage_weight.k, stage_weight.weight) == (figures["reverse"]["k"], figures["reverse"]["weight"])
     first = evaluate(ranker.replace(mixture=mixture).unreranked(), toy, Protocol(split="valid"))
     assert first.report["metrics"]["mrr"] == pytest.approx(figures["reverse"]["mrr_first"])

@@ -23,7 +23,7 @@ from kgmlm.signals.likelihood_training import (
     token_loss,
 )
 from kgmlm.signals.vector import ReaderSource
-from kgmlm.text.reader import Normalization, PairTable
+from kgmlm.text.reader import PairTable
 from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 from kgmlm.text.torch_model import Residuals, SpanModel, SpanOutput, span_model
@@ -200,7 +200,7 @@ class RankingLosses(ABC):
         loss = self._likelihood(span, batch)
         if names is not None:
             loss = loss + self.settings.autoregressive * self._spelling(span, names)
-        return loss + self.vector.loss_weight * self._vectors(span, batch) if batch.entities else loss
+        return loss + self._vectors(span, batch) if batch.entities else loss
 
     def _spelling(self, span: SpanOutput, names: Spelled) -> torch.Tensor:
         """The mean negative log-likelihood of the tokens of names, each given those before it."""
@@ -237,20 +237,15 @@ class RankingLosses(ABC):
         names = self.ranker.reader.names.take(entity_ids)
         return TensorTable.of(PairTable.of(names), self.model.device)
 
-    def _scores(
-        self, span: SpanOutput, table: TensorTable, normalization: Normalization | None = None
-    ) -> torch.Tensor:
-        """Scores ``(B, N)`` under the run's settings, differentiable."""
-        normalization = normalization or self.ranker.reader.settings.scoring.normalization
-        return score_candidates(self.model, span, self.softmax_tokens, table, normalization)
+    def _scores(self, span: SpanOutput, table: TensorTable) -> torch.Tensor:
+        """Scores ``(B, N)``, differentiable."""
+        return score_candidates(self.model, span, self.softmax_tokens, table)
 
-    def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _left_out(self, rows: IntArray, columns: Columns) -> tuple[torch.Tensor, torch.Tensor]:
         """The places of queries' own entities that cannot answer and have no share of a softmax."""
-        if self.settings.own_entity == "negative":
-            return None
         at, own = self.ranker.possible.forbidden(self.queries[rows])
-        found = columns.of(own)
-        return self._places(at[found >= 0], found[found >= 0])
+        at_own = columns.of(own)
+        return self._places(at[at_own >= 0], at_own[at_own >= 0])
 
     def _loss(
         self,
@@ -351,7 +346,7 @@ class TokenLosses(RankingLosses):
     def _likelihood(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         positions, ids = self.answers.take(batch.rows)
         distinct, columns = np.unique(ids, return_inverse=True)
-        scores_BN = self._scores(span, self._table(distinct), "mean")
+        scores_BN = self._scores(span, self._table(distinct))
         return token_loss(scores_BN, self._places(positions, columns))
 
 

@@ -340,8 +340,8 @@ def interleaved(mine_SD: torch.Tensor, share: tuple[int, int], count: int) -> to
     """
     if share[1] == 1:
         return mine_SD
-    found: torch.Tensor = _Interleaved.apply(mine_SD, *share, count)  # type: ignore[no-untyped-call]
-    return found
+    whole: torch.Tensor = _Interleaved.apply(mine_SD, *share, count)  # type: ignore[no-untyped-call]
+    return whole
 
 
 class _Interleaved(torch.autograd.Function):
