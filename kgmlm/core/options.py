@@ -239,6 +239,7 @@ def _with_keywords(function: Callable[..., Any], kind: Any) -> Any:
         object.__setattr__(options, "given", frozenset(bound) & frozenset(declared))
         return function(*(bound[x.name] for x in first), options)
 
+    del wrapper.__wrapped__  # so that tools show the keywords, not the function of options
     wrapper.__signature__ = signature  # type: ignore[attr-defined]
     wrapper.__doc__ = with_arguments(inspect.getdoc(function) or "", kind)
     return wrapper
