@@ -186,19 +186,23 @@ class RankingOptions(SearchOptions, RuntimeOptions):
         """Whether a second stage takes part, where the run has one."""
         return self.scores in ("all", "text") and self.rerank != 0
 
+    def of_scores(self) -> dict[str, Any]:
+        """The options that scores and candidates depend on, by name."""
+        return {x.name: getattr(self, x.name) for x in _own(self) if x.name not in _OF_MACHINE}
+
     def words(self) -> list[str]:
         """Words for the options that are not as by default, for names of files."""
-        return [
-            *([] if self.scores == "all" else [self.scores]),
-            *(["allow-self"] if self.allow_self else []),
-            *(["typed"] if self.typed else []),
-            *(["functional"] if self.functional else []),
-            *(["unlinked"] if self.unlinked else []),
-            *([] if self.candidates is None else [f"of-{Path(self.candidates).stem}"]),
-            *([] if self.rerank is None else [f"rerank-{self.rerank}"]),
-            *([] if self.retrieve is None else [f"retrieve-{self.retrieve}"]),
-            *([] if self.precision == "fp32" else [self.precision]),
-        ]
+        words = [] if self.scores == "all" else [self.scores]
+        defaults = RankingOptions().of_scores()
+        for name, value in self.of_scores().items():
+            if value != defaults[name] and name not in ("scores", "candidates", "precision"):
+                flag = name.replace("_", "-")
+                words.append(flag if value is True else f"{flag}-{value}")
+        words += [] if self.candidates is None else [f"of-{Path(self.candidates).stem}"]
+        return words if self.precision == "fp32" else [*words, self.precision]
+
+
+_OF_MACHINE = ("device", "runtime", "probabilities")  # what scores do not depend on
 
 
 def _own(options: Any) -> list[Any]:
