@@ -100,18 +100,18 @@ class Visitor:
 
     def names(self) -> list[str]:
         """The answers that are shown."""
-        found: list[str] = self.page.locator("#list .name").all_inner_texts()
-        return found
+        result: list[str] = self.page.locator("#list .name").all_inner_texts()
+        return result
 
     def violations(self) -> list[str]:
         """Serious and critical faults that axe-core finds."""
         from axe_playwright_python.sync_playwright import Axe
 
         only = {"resultTypes": ["violations"]}  # nothing is put together of what is as it should be
-        found = Axe().run(self.page, options=only).response["violations"]
+        result = Axe().run(self.page, options=only).response["violations"]
         return [
             f"{v['id']}: {node['html'][:200]}: {node.get('failureSummary', '')[:300]}"
-            for v in found
+            for v in result
             if v["impact"] in ("serious", "critical")
             for node in v["nodes"][:3]
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from kgmlm.evaluation.evaluator import Evaluation, evaluate
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import FirstStage, PlainScorer, Ranker
-from kgmlm.ranking.second_stage import Conditional
+from kgmlm.ranking.second_stage import RescoringStage
 from kgmlm.signals.base import Pool
 from kgmlm.text.reader import Reading
 
@@ -80,13 +80,14 @@ def scored(queries: Queries, scores_BN: Floats, pool: Pool | None = None) -> Fir
 
 
 @dataclass(frozen=True, eq=False)
-class FixedStage(Conditional):
+class FixedStage(RescoringStage):
     """A second stage whose scores are a function of query and candidate, not of the text model.
 
     Attributes:
         scores_of: scores ``(B, K)`` of candidates ``(B, K)``.
     """
 
+    name: ClassVar[str] = "fixed"
     scores_of: Callable[[Queries, IntArray], Floats] = arbitrary
 
     def score(

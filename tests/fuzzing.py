@@ -291,9 +291,9 @@ class Fuzzer:
         bad.write_bytes(changed_parquet(random, good.read_bytes()))
         one, other = (metrics.read_ranks(path) for path in random.sample((good, bad), 2))
         metrics.scores_digest(bad)
-        for found in compare.compare_ranks(one, other, sides=("tail", "head", "both"), draws=100):
-            if not (0 <= found.a <= 1 and 0 <= found.b <= 1 and found.low <= found.high):
-                raise Unfair(f"{found} is no difference of ranks")
+        for match in compare.compare_ranks(one, other, sides=("tail", "head", "both"), draws=100):
+            if not (0 <= match.a <= 1 and 0 <= match.b <= 1 and match.low <= match.high):
+                raise Unfair(f"{match} is no difference of ranks")
 
     def _in_run(
         self,

@@ -18,13 +18,13 @@ COLUMNS = ("killed", "timeout", "survived", "no tests", "not run")
 
 def results(folder: Path) -> dict[str, dict[str, str]]:
     """The state of each mutant, by module."""
-    found = {}
+    outcomes = {}
     top = folder / "mutants" / "kgmlm"
     for path in sorted(top.rglob("*.meta")):
         codes = json.loads(path.read_text("utf-8"))["exit_code_by_key"]
         states = {mutant: STATES.get(code, "timeout") for mutant, code in codes.items()}
-        found[path.relative_to(top).as_posix().removesuffix(".py.meta")] = states
-    return found
+        outcomes[path.relative_to(top).as_posix().removesuffix(".py.meta")] = states
+    return outcomes
 
 
 def table(found: dict[str, dict[str, str]]) -> str:
@@ -41,12 +41,12 @@ def table(found: dict[str, dict[str, str]]) -> str:
 
 
 def main() -> None:
-    found = results(Path.cwd())
-    print(table(found))
+    result = results(Path.cwd())
+    print(table(result))
     if "--brief" in sys.argv:
         return
     mutmut = Path(sys.executable).parent / "mutmut"
-    for states in found.values():
+    for states in result.values():
         for mutant, state in states.items():
             if state in ("survived", "no tests"):
                 shown = subprocess.run([mutmut, "show", mutant], capture_output=True, text=True, check=True)

@@ -104,13 +104,13 @@ def children(of: int) -> dict[int, str]:
     """The processes below a process, with their command lines."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
     rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    found: dict[int, str] = {}
+    results: dict[int, str] = {}
     below = {of}
     while below:
         new = {int(row[0]): row[2] for row in rows if int(row[1]) in below and len(row) > 2}
-        found |= new
+        results |= new
         below = set(new)
-    return found
+    return results
 
 
 def stop(node: subprocess.Popen[bytes]) -> None:
@@ -199,9 +199,9 @@ def main() -> None:
 
     lost = Files(folder / "lost", ending=(2, 5))
     lost.folder.mkdir()
-    found: dict[str, Any] = {"sizes": sorted(made_on_ray(lost, range(7), 2, Watcher()))}
-    found["refused"] = error(Files(folder / "refused", refused=(1,)), 3)
-    found["ending"] = error(Files(folder / "ending", ending=(0,), always=True), 2)
+    results: dict[str, Any] = {"sizes": sorted(made_on_ray(lost, range(7), 2, Watcher()))}
+    results["refused"] = error(Files(folder / "refused", refused=(1,)), 3)
+    results["ending"] = error(Files(folder / "ending", ending=(0,), always=True), 2)
     asked: list[int] = []
 
     def told(what: str, n: int, total: int) -> None:
@@ -209,9 +209,9 @@ def main() -> None:
             asked.append(n)
 
     made = kgmlm.complete(run, folder / "there", ray="local", workers=2, progress=told, **LISTED)
-    found |= {"asked": sum(asked), "queries": made["queries"]}
+    results |= {"asked": sum(asked), "queries": made["queries"]}
     by_ray: dict[str, Any] = {"ray": "local", "workers": 2, "progress": False}
-    found["report"] = report_of(kgmlm.evaluate(run, device="cpu", **by_ray, **EVALUATED))
-    found["ranked"] = kgmlm.open_run(run, device="cpu").rank(ASKED, k=3, **by_ray).to_dict("records")
+    results["report"] = report_of(kgmlm.evaluate(run, device="cpu", **by_ray, **EVALUATED))
+    results["ranked"] = kgmlm.open_run(run, device="cpu").rank(ASKED, k=3, **by_ray).to_dict("records")
     ray.shutdown()
-    (folder / "found.json").write_text(json.dumps(found))
+    (folder / "found.json").write_text(json.dumps(results))

@@ -15,12 +15,12 @@ def test_the_tree_lists_every_file_once() -> None:
     listed: list[str] = []
     package = ""
     for line in tree.splitlines():
-        if found := re.match(r"  (\w+(?:/\w+)*)/ ", line):
-            package = f"{found[1]}/"
-        elif found := re.match(r"    (\w+(?:, \w+)*)  ", line):
-            listed += [f"{package}{name}" for name in found[1].split(", ")]
-        elif found := re.match(r"  (\w+)\.py ", line):
-            listed.append(found[1])
+        if match := re.match(r"  (\w+(?:/\w+)*)/ ", line):
+            package = f"{match[1]}/"
+        elif match := re.match(r"    (\w+(?:, \w+)*)  ", line):
+            listed += [f"{package}{name}" for name in match[1].split(", ")]
+        elif match := re.match(r"  (\w+)\.py ", line):
+            listed.append(match[1])
     files = [p.relative_to(ROOT / "kgmlm").with_suffix("") for p in (ROOT / "kgmlm").rglob("*.py")]
     assert sorted(listed) == sorted(p.as_posix() for p in files if p.name != "__init__")
 

@@ -73,7 +73,7 @@ def test_a_script_may_open_a_run_for_its_workers(toy_run: Path, tmp_path: Path) 
 def test_threads_open_a_run_at_the_same_time(shared: bool, toy_vector_run: Path) -> None:
     one, gate = kgmlm.open_run(toy_vector_run), threading.Barrier(4)
     more = EntityTable(["new"], ["Atlantis"], ["a lost island"])
-    found: dict[int, object] = {}
+    results: dict[int, object] = {}
 
     def best(run: kgmlm.Run) -> float:
         return float(run.rank(head="france", relation="capital", k=1)["score"][0])
@@ -84,9 +84,9 @@ def test_threads_open_a_run_at_the_same_time(shared: bool, toy_vector_run: Path)
         if number % 2:
             run = run.with_entities(more)
         try:
-            found[number] = best(run)
+            results[number] = best(run)
         except Exception as error:
-            found[number] = error
+            results[number] = error
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -95,7 +95,7 @@ def test_threads_open_a_run_at_the_same_time(shared: bool, toy_vector_run: Path)
         thread.join()
     alone = kgmlm.open_run(toy_vector_run)
     expected = [best(alone), best(alone.with_entities(more))] * 2
-    assert [found[n] for n in range(4)] == [pytest.approx(x, abs=1e-4) for x in expected]
+    assert [results[n] for n in range(4)] == [pytest.approx(x, abs=1e-4) for x in expected]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -28,7 +28,7 @@ CLOSED = {
 
 def registries() -> dict[str, Any]:
     """Constants of the package that hold functions, classes or objects of it by name, or name kinds."""
-    found: dict[int, tuple[str, Any]] = {}
+    mapping: dict[int, tuple[str, Any]] = {}
     for module in pkgutil.walk_packages(kgmlm.__path__, "kgmlm."):
         if module.name.endswith(".__main__"):
             continue
@@ -41,8 +41,8 @@ def registries() -> dict[str, Any]:
                 callable(entry) or type(entry).__module__.startswith("kgmlm") for entry in value.values()
             )
             if kinds or by_name:
-                found.setdefault(id(value), (name, value))
-    return dict(found.values())
+                mapping.setdefault(id(value), (name, value))
+    return dict(mapping.values())
 
 
 def suites() -> Iterator[tuple[str, Any]]:
@@ -62,10 +62,10 @@ def parametrized(suite: Any) -> Iterator[Any]:
 
 
 def test_everything_registered_has_a_suite() -> None:
-    found = registries()
-    assert {"SIGNALS", "OBJECTIVES", "TEMPLATES", "TEXT_READERS"} <= found.keys()
+    result = registries()
+    assert {"SIGNALS", "OBJECTIVES", "TEMPLATES", "TEXT_READERS"} <= result.keys()
     tested = [suite.REGISTRY for _, suite in suites()]
-    assert [name for name, registry in found.items() if not any(t is registry for t in tested)] == []
+    assert [name for name, registry in result.items() if not any(t is registry for t in tested)] == []
 
 
 def test_every_suite_tests_all_that_is_registered() -> None:

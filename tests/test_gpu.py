@@ -50,10 +50,10 @@ def test_scores_are_those_of_the_cpu(toy: KnowledgeGraph, tmp_path: Path) -> Non
 
 
 def test_the_commands_agree(toy_vector_run: Path, cli: Cli, tmp_path: Path) -> None:
-    found = []
+    rows = []
     for device in ("cpu", "cuda"):
         output = tmp_path / f"{device}.json"
         done = cli("evaluate", toy_vector_run, "--device", device, "--output", output)
         assert done.returncode == 0, done.stderr
-        found.append(json.loads(output.read_text())["metrics"]["mrr"])
-    assert found[0] == pytest.approx(found[1], abs=0.01)
+        rows.append(json.loads(output.read_text())["metrics"]["mrr"])
+    assert rows[0] == pytest.approx(rows[1], abs=0.01)

@@ -34,5 +34,5 @@ def test_a_pack_answers_by_its_name(cli: Cli, tmp_path: Path, monkeypatch: pytes
         "rank", "wn18rr", "--head", "guitar", "--relation", "hypernym", "-k", "3", "--rerank", "0", "--json"
     )
     assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [found[0]["name"], len(found)] == ["stringed instrument noun", 3]
+    parsed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [parsed[0]["name"], len(parsed)] == ["stringed instrument noun", 3]

@@ -117,10 +117,10 @@ def test_ranks_are_small() -> None:
 def parse(command: str) -> None:
     """Have today's command line read a command, without running it; its settings, too."""
     words = shlex.split(command)[1:]
-    found: Any = typer.main.get_command(app)
-    while hasattr(found, "commands"):
-        found = found.commands[words.pop(0)]
-    given = found.make_context("kgmlm", words).params
+    result: Any = typer.main.get_command(app)
+    while hasattr(result, "commands"):
+        result = result.commands[words.pop(0)]
+    given = result.make_context("kgmlm", words).params
     load_settings(ROOT / given["config"] if given.get("config") else None, given.get("set_") or [])
 
 
@@ -174,18 +174,18 @@ def test_a_report_is_added(toy_run: Path, tmp_path: Path) -> None:
     shutil.copytree(EVAL / "runs", copy / "runs")
     report, ranks = tmp_path / "report.json", tmp_path / "ranks.parquet"
     kgmlm.evaluate(toy_run, output=report, ranks=ranks, progress=False)
-    told = json.loads(report.read_text("utf-8"))
-    told["command"], told["run"]["command"] = "kgmlm evaluate runs/toy", "kgmlm train --dataset toy"
-    report.write_text(json.dumps(told), "utf-8")
+    parsed = json.loads(report.read_text("utf-8"))
+    parsed["command"], parsed["run"]["command"] = "kgmlm evaluate runs/toy", "kgmlm train --dataset toy"
+    report.write_text(json.dumps(parsed), "utf-8")
     script(copy / "add.py", report, ranks, "--id", "toy-01", "--run", "toy")
     line = json.loads((copy / "results.jsonl").read_text("utf-8").splitlines()[-1])
-    assert (line["id"], line["run"], line["count"]) == ("toy-01", "toy", 2 * told["triples"])
-    assert line["metrics"]["mrr"] == round(told["metrics"]["mrr"], 6)
+    assert (line["id"], line["run"], line["count"]) == ("toy-01", "toy", 2 * parsed["triples"])
+    assert line["metrics"]["mrr"] == round(parsed["metrics"]["mrr"], 6)
     assert read_ranks(copy / "ranks" / "toy-01.parquet").equals(read_ranks(ranks))
     run = tomllib.loads((copy / "runs" / "toy.toml").read_text("utf-8"))
     assert run["commands"] == ["kgmlm train --dataset toy"]
-    told["command"] = "kgmlm evaluate /home/me/toy"
-    report.write_text(json.dumps(told), "utf-8")
+    parsed["command"] = "kgmlm evaluate /home/me/toy"
+    report.write_text(json.dumps(parsed), "utf-8")
     with pytest.raises(AssertionError, match="a path of one machine"):
         script(copy / "add.py", report, ranks, "--id", "toy-02", "--run", "toy")
 

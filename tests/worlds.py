@@ -26,13 +26,13 @@ class Threaded(ProcessGroup):
         self.turn.release()
         try:
             self.barrier.wait(60)
-            found = [pickle.loads(value) for value in self.given]
+            rows = [pickle.loads(value) for value in self.given]
             self.barrier.wait(60)
         except BrokenBarrierError:
             raise RunError("another process has ended") from None
         finally:
             self.turn.acquire()
-        return found
+        return rows
 
 
 def together(size: int, job: Callable[[ProcessGroup], T]) -> list[T]:
@@ -51,7 +51,7 @@ def together(size: int, job: Callable[[ProcessGroup], T]) -> list[T]:
                 return []
 
     with ThreadPoolExecutor(size) as pool:
-        found = [result for of_one in pool.map(one, range(size)) for result in of_one]
+        rows = [result for of_one in pool.map(one, range(size)) for result in of_one]
     if errors:
         raise errors[0]
-    return found
+    return rows

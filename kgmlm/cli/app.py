@@ -24,14 +24,14 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
     "Make": {
         train: "Train a run on a graph",
         tune: "Fit the weights of signals; add or drop a signal",
-        update: "Add triples and entities to a run, and train it on",
+        update: "Update a run with new triples and entities",
         calibrate: "Fit probabilities on validation",
         index: "Index entity vectors, to score only a shortlist",
     },
     "Ask": {
         rank: "Rank the entities that complete a triple",
         complete: "List the triples that the graph lacks",
-        classify: "Say how probable given triples are",
+        classify: "Give the probabilities of your own triples",
     },
     "Look": {
         info: "Show a run on one screen",
@@ -39,8 +39,8 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         compare: "Compare two runs: is the difference more than chance?",
         report: "Write a report of a run as one HTML file",
         rules: "Show the rules that a run has mined",
-        similar: "List the entities that are most like one",
-        linearize: "Print the text that the model reads of a query",
+        similar: "List the entities most similar to one",
+        linearize: "Print the text that the model reads for a query",
     },
     "Share": {
         serve: "Serve a run as an API and as pages in a browser",
@@ -48,9 +48,9 @@ GROUPS: dict[str, dict[Callable[..., None], str]] = {
         export: "Write a list of new triples as RDF, CSV or for Neo4j",
         embeddings: "Write entities as vectors",
         pack: "Pack a run into one file",
-        unpack: "Make a run folder of a pack",
+        unpack: "Make a run folder from a pack",
         push: "Push a run to a Hugging Face Hub",
-        onnx: "Make a run ready for ONNX Runtime",
+        onnx: "Prepare a run for ONNX Runtime",
     },
 }
 DATA = "List, prepare, check, show, split and import datasets"
@@ -77,7 +77,7 @@ class Grouped(TyperGroup):
 
 
 def _plain(message: str) -> str:
-    """A message on a value that is refused, without Pydantic's name of the error, with the nearest choice.
+    """A message about a refused value, without Pydantic's prefix, and with the closest choice.
 
     >>> _plain("Value error, 'quik' is not one of 'quick', 'best'.")
     "'quik' is not one of 'quick', 'best'; did you mean 'quick'?"

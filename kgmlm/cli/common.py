@@ -25,7 +25,7 @@ from kgmlm.core.options import Declared, Options, described
 
 
 def say(message: str) -> None:
-    """Why the command ends, as a line on stderr; of several processes that end, one says it."""
+    """Print on stderr why the command ends; if several processes end, only one of them does so."""
     from kgmlm.core.processes import speaks
 
     if speaks():
@@ -221,7 +221,7 @@ def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str])
     if in_several_processes() and name not in IN_SEVERAL_PROCESSES:
         if main_process():  # the others leave without a word
             several = ", ".join(IN_SEVERAL_PROCESSES)
-            print(f"kgmlm: `kgmlm {name}` runs in one process (in several: {several})", file=sys.stderr)
+            print(f"kgmlm: `kgmlm {name}` runs in one process only (in several: {several})", file=sys.stderr)
             raise typer.Exit(2)
         return
     for option, value in given.items():
@@ -260,9 +260,7 @@ def _run(function: Callable[..., None], given: dict[str, Any], inputs: Set[str])
 
 RunArgument = Annotated[
     Path,
-    typer.Argument(
-        help="A run folder, made by `kgmlm train`, a pack, or hf://USER/NAME.", show_default=False
-    ),
+    typer.Argument(help="A run folder (from `kgmlm train`), a pack, or hf://USER/NAME.", show_default=False),
 ]
 FolderArgument = Annotated[  # of commands that write the run
     Path,

@@ -54,8 +54,8 @@ def data_check(
 ) -> None:
     """Report counts, duplicates, leakage, name collisions and their ceiling, unseen entities, long names.
 
-    Examples are listed of what is odd: five, or up to a hundred with --json.
-    Exit code 2 when the counts of a built-in dataset differ from its card's.
+    Lists examples of what looks odd: five, or up to a hundred with --json.
+    Exits with code 2 when the counts of a built-in dataset differ from its card's.
     """
     from kgmlm.data import check as job
     from kgmlm.graphs.cards import card_names
@@ -99,9 +99,9 @@ def data_split(
 ) -> None:
     """Split a dataset and write it as a new folder, with its card.
 
-    --random makes the splits that are missing. The others split all triples again: --entities, so that
+    --random makes the missing splits. The other options split all triples again: --entities, so that
     validation and test are about entities that are not in training; --newest and --after, by date;
-    --versions, by what a newer state of a graph adds.
+    --versions, by what a newer version of the graph adds.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.data import split as job
@@ -120,11 +120,11 @@ def data_import(
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Make a dataset folder of RDF files, a Wikidata dump, tables of edges or a benchmark's folder.
+    """Make a dataset folder from RDF files, a Wikidata dump, tables of edges or a benchmark's folder.
 
-    Restrictions of OWL and lists are read as triples. Literals that are neither texts, numbers nor dates are
-    counted and left out, and so is what is said of statements. RDF needs pyoxigraph:
-    `pip install 'kgmlm[rdf]'`; Neo4j its driver, `kgmlm[neo4j]`, and asks NEO4J_USERNAME and NEO4J_PASSWORD.
+    OWL restrictions and lists are read as triples. Literals other than texts, numbers and dates, and
+    statements about statements, are counted and left out. RDF needs pyoxigraph (`pip install 'kgmlm[rdf]'`);
+    Neo4j needs its driver (`kgmlm[neo4j]`) and reads NEO4J_USERNAME and NEO4J_PASSWORD.
     """
     from kgmlm.core.errors import counted, printable, quoted
     from kgmlm.core.files import read_bytes

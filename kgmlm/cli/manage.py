@@ -142,7 +142,7 @@ def config(
 def serve(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     """Serve a run as a JSON API until Ctrl-C or SIGTERM: /rank, /explain, /classify, /entities and more.
 
-    /docs describes it. Queries that come at the same time share forward passes.
+    /docs describes the API. Queries that arrive at the same time share forward passes.
     """
     if not quiet:
         tell(f"opening {run} ...")  # before what takes a second is imported
@@ -154,7 +154,7 @@ def serve(run: RunArgument, quiet: Quiet = False, **given: Any) -> None:
     job(
         open_run(run, **ranking),
         progress=Bars(quiet),
-        ready=lambda url: tell(f"{run} is served at {url}; {url}/docs describes it; Ctrl-C ends it"),
+        ready=lambda url: tell(f"{run} is served at {url}; {url}/docs describes the API; Ctrl-C stops it"),
         **{name: value for name, value in given.items() if name not in ranking},
     )
 
@@ -177,7 +177,7 @@ def unpack(
     pack: Annotated[Path, typer.Argument(help="A file that `kgmlm pack` wrote.", show_default=False)],
     output: Annotated[Path, typer.Option(help="The run folder to write.", show_default=False)],
 ) -> None:
-    """Make a run folder of a pack, to tune it or to train beside it."""
+    """Make a run folder from a pack, so that it can be tuned or trained further."""
     from kgmlm.sharing.pack import unpack as job
 
     print(job(pack, output).path)
@@ -233,7 +233,7 @@ def feedback(
 ) -> None:
     """Write or apply the answers that were accepted (1) and rejected (0) in the page of `kgmlm serve`.
 
-    The file has head, relation, tail and that label: `kgmlm classify` reads it, and datasets do.
+    The file has head, relation, tail and that label; `kgmlm classify` and datasets can read it.
     """
     from kgmlm.core.errors import ConfigError, counted
     from kgmlm.runs.feedback import feedback as job
@@ -265,7 +265,7 @@ def feedback(
 
 @command()
 def info(run: RunArgument, as_json: Json = False) -> None:
-    """Say what a run is: graph, model, signals and their weights, training, last metrics, size."""
+    """Describe a run: graph, model, signals and their weights, training, last metrics, size."""
     from kgmlm.sharing.info import info as job
 
     described = job(run)
@@ -277,9 +277,9 @@ def info(run: RunArgument, as_json: Json = False) -> None:
 
 @command()
 def onnx(run: FolderArgument) -> None:
-    """Make a run ready for ONNX Runtime: then it ranks and is served without torch, and starts in less time.
+    """Prepare a run for ONNX Runtime, so that it ranks and is served without torch, and starts faster.
 
-    It writes the structure of the model, not its weights, if torch and ONNX Runtime give the same scores.
+    This writes the model's structure, not its weights, if torch and ONNX Runtime give the same scores.
     """
     from kgmlm.runs.onnx import onnx as job
 

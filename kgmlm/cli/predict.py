@@ -43,11 +43,11 @@ def classify(
     quiet: Quiet = False,
     **given: Any,
 ) -> None:
-    """Say of each triple how probable it is.
+    """Give the probability of each triple.
 
-    The probability is that of `rank` and `complete`: the share of such triples in a further hidden set.
-    `kgmlm calibrate` fits it, and runs first where it has not yet. Beside it stands the probability in a list
-    of which half, or --prior, is true. Triples that training has are marked as known and get none.
+    It is the probability of `rank` and `complete`: the share of such triples in a further hidden set.
+    `kgmlm calibrate` fits it, and runs first if needed. Next to it is the probability in a list of which
+    half, or the share --prior, is true. Triples in training are marked as known and get none.
     """
     from kgmlm.core.errors import QueryError
     from kgmlm.core.progress import Bars
@@ -68,8 +68,8 @@ def classify(
 def calibrate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Fit the probabilities of triples on validation.
 
-    A probability is a share: how many of such triples a further hidden set, as large as validation, would
-    have. `kgmlm tune` or further training makes probabilities out of date, and this fits them again.
+    A probability is a share: how many such triples a further hidden set, as large as validation, would
+    have. After `kgmlm tune` or further training, probabilities are out of date; this fits them again.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.prediction.classify import calibrate as job
@@ -118,8 +118,8 @@ def complete(
     """List the triples that a run's graph lacks, the most probable first.
 
     Asks each (entity, relation, side) that the types of entities suggest. Parts are kept in OUTPUT.parts: the
-    same command continues where it was, and shards are joined by the command without --shard. Probabilities
-    are those of `kgmlm calibrate`, which runs first where it has not yet. Reverse scoring takes no part.
+    same command continues where it stopped, and the command without --shard joins the shards. Probabilities
+    are those of `kgmlm calibrate`, which runs first if needed. Reverse scoring is not used.
 
     With --entity it prints the facts (x, ?, ?) and (?, ?, x) that an entity probably lacks.
     """
@@ -190,13 +190,13 @@ def _print(made: dict[str, Any]) -> None:
         return
     listed = counted(made["listed"], "triple")
     if made["listed"] and made["best"][-1]["probability"] < least:
-        print(f"{made['output']}: the {listed} of the highest probability; fewer have {least:g} or more")
+        print(f"{made['output']}: the {listed} with the highest probability; fewer have {least:g} or more")
     else:
         print(f"{made['output']}: {listed} with a probability of {least:g} or more")
     if not made["listed"] and made["highest"] > 0:
         tell(
             f"the highest probability is {made['highest']:.2g}; the same command with --min-probability "
-            f"{_below(made['highest']):g} lists the best, and scores nothing again"
+            f"{_below(made['highest']):g} lists the best without scoring again"
         )
     tell(f"probability: {figures['stands_for']}")
     if "report" in made:
@@ -261,8 +261,8 @@ def export(
 ) -> None:
     """Write a list of new triples for other programs: RDF, CSV, JSON Lines, Neo4j.
 
-    neo4j is a folder with nodes.csv and edges.csv, as `neo4j-admin database import` takes them; or a server,
-    which gets relationships with `probability` and `source` between nodes that it has.
+    neo4j writes a folder with nodes.csv and edges.csv for `neo4j-admin database import`; or, to a server,
+    relationships with `probability` and `source` between its existing nodes.
     """
     from kgmlm.core.errors import counted
     from kgmlm.core.progress import Bars

@@ -209,7 +209,7 @@ def print_predictions(
         else:
             _print_ranked(best)
     if bars:
-        tell("bars: how much a signal adds to the score, beyond the least that it adds to an answer here")
+        tell("bars: what a signal adds to the score, above the least that it adds to any of these answers")
     if tokens and not any(p.tokens for best in results for p in best):
         tell("no tokens: no masked LM was trained, so no name was read token by token")
     of_all = [p for best in results for p in best]
@@ -318,8 +318,8 @@ def _print_explained(predictions: Sequence[Prediction], tokens: bool) -> bool:
 
 
 def _gains(predictions: Sequence[Prediction]) -> dict[str, list[float]]:
-    """Return what each signal adds to each answer beyond the least of these answers, by the largest of all;
-    none of signals that do not tell the answers apart.
+    """Return what each signal adds to each answer above its least for any of them, as a share of the largest
+    such gain; without signals that do not tell the answers apart.
     """
     signals = dict.fromkeys(name for p in predictions for name in p.parts or {})
     added = {
@@ -351,7 +351,7 @@ def _width(text: str) -> int:
 
 
 def _filled(text: str, width: int) -> str:
-    """A text with blanks behind it, up to so many columns."""
+    """A text padded with spaces to a number of columns."""
     return text + " " * (width - _width(text))
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kgmlm.runs.run import Run
 
 
-RELATIONS = ("head", "tail", "k", "novel", "batch_size", "device", "runtime")  # of ranking relations
+RELATIONS = ("head", "tail", "k", "novel", "device", "runtime")  # of ranking relations
 
 
 @command(RankOptions, OpenOptions, EntityOptions)
@@ -36,8 +36,7 @@ def rank(
     prior: Annotated[
         float | None,
         typer.Option(
-            help="Where relations are ranked: the share of true triples among those that are asked about, .5 "
-            "by default.",
+            help="When ranking relations: the share of true triples among those asked about, .5 by default.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +52,7 @@ def rank(
 ) -> None:
     """Rank the entities that complete (head, relation, ?) or (?, relation, tail).
 
-    With both --head and --tail, relations are ranked, by their probability (`kgmlm calibrate`).
+    With both --head and --tail, it ranks relations by probability (`kgmlm calibrate`).
     """
     from kgmlm.core.errors import QueryError
     from kgmlm.core.processes import main_process
@@ -84,7 +83,7 @@ def rank(
         print_classified(relations, as_json=as_json, as_csv=as_csv, explain=explain)
         return
     if prior is not None:
-        raise QueryError("--prior is for relations, which are ranked without --relation")
+        raise QueryError("--prior is for relations: leave out --relation to rank them")
     asked, is_single = opened.asked(asking)
     options: dict[str, Any] = {"k": asking.k, "novel": asking.novel, "explain": explain}
     with watcher_of(Bars(quiet)) as watch:  # a wrong name was refused before the model is opened
@@ -102,7 +101,7 @@ def rank(
 
 
 def _check_relations(run: Run) -> None:
-    """Refuse options that ranking relations by their probability does not go by."""
+    """Refuse options that do not apply to ranking relations by probability."""
     from kgmlm.core.errors import QueryError
     from kgmlm.runs.options import RankingOptions
 
@@ -155,11 +154,11 @@ def linearize(
 
 @command(EvaluateOptions)
 def evaluate(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
-    """Report filtered MRR and Hits@k on a split, head and tail and both, seen and unseen apart.
+    """Report filtered MRR and Hits@k on a split, by side (head, tail, both), seen and unseen separately.
 
-    With --graph, the run is asked about a graph that it was not trained on: that graph's training triples
-    are context, all its splits the filter. Refused where training has an evaluated triple or an entity
-    that would count as unseen.
+    With --graph, the run is evaluated on a graph that it was not trained on: that graph's training triples
+    are context, and all its splits are the filter. This is refused if training has an evaluated triple, or
+    an entity that would count as unseen.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.evaluation.evaluate import evaluate as job
@@ -179,10 +178,10 @@ def compare(
     as_json: Json = False,
     **given: Any,
 ) -> None:
-    """Say whether two runs rank the same triples differently by more than chance.
+    """Test whether two runs rank the same triples differently by more than chance.
 
-    Pairs their ranks triple by triple: a 95 % interval of each difference by resampling triples, and p, how
-    often swapping the two at random gives as large a one. Seeds of training are another source of chance.
+    Ranks are paired triple by triple. Resampling triples gives a 95 % interval of each difference; p is how
+    often swapping the runs at random gives one as large. Training seeds are another source of chance.
     """
     from kgmlm.evaluation.compare import compare as job
 
@@ -201,7 +200,7 @@ def rules(
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many are shown, best first.")] = 20,
     output: Annotated[
-        Path | None, typer.Option(help="Write all of them there, in AnyBURL's format (tab-separated).")
+        Path | None, typer.Option(help="Write all rules to this file, in AnyBURL's format (TSV).")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -227,7 +226,7 @@ def rules(
 
 @command(SimilarOptions)
 def similar(run: RunArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
-    """List the entities whose embeddings are most like an entity's."""
+    """List the entities whose embeddings are most similar to an entity's."""
     from kgmlm.core.progress import Bars
     from kgmlm.sharing.embeddings import similar as job
 

@@ -22,7 +22,7 @@ def train(
 ) -> None:
     """Train a run: text models and other signals that rank the entities of a graph.
 
-    Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume continues, to the same losses.
+    Ctrl-C saves a checkpoint and stops (exit code 130, SIGTERM 143); --resume continues with the same losses.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.train import train as job
@@ -34,12 +34,12 @@ def train(
 def tune(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Choose on validation how much each signal of a run counts, for each relation and side.
 
-    Signals are the likelihood, entity vectors, and those that --add has trained. With --add reverse, the best
-    candidates of (h, r, ?) are scored in reverse: a candidate t gains by how probable h is as the answer of
-    (?, r, t). Validation chooses how many candidates are scored so, and how much that counts. With --add
-    trees, trees rank the best 100 again, by the scores of all signals and by what the graph says of candidate
-    and query. `rank` and `evaluate` use all of this from then on; reverse scoring costs them a query per
-    candidate, and --rerank 0 leaves all second stages out.
+    Signals are the likelihood, entity vectors, and those trained by --add. With --add reverse, the best
+    candidates of (h, r, ?) are scored in reverse: a candidate t gains by how probable h is as the answer to
+    (?, r, t). Validation chooses how many candidates are scored this way, and how much it counts. With --add
+    trees, trees rank the best 100 again, using the scores of all signals and what the graph says about
+    candidate and query. `rank` and `evaluate` use all of this from then on; reverse scoring costs them a
+    query per candidate, and --rerank 0 turns off all second stages.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.tune import tune as job
@@ -68,7 +68,6 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
         )
     for stage, what in (
         ("reverse", "scored in reverse"),
-        ("conditional", "read token by token"),
         ("trees", "ranked by trees"),
     ):
         if figures.get(stage, {}).get("k", 1) == 0:
@@ -79,8 +78,8 @@ def print_figures(figures: dict[str, dict[str, float]]) -> None:
 def index(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **given: Any) -> None:
     """Index a run's entity vectors with FAISS; `rank` and `evaluate` with --retrieve then score only a few.
 
-    How much of the index a query visits is measured on training queries, and so is whether it is quicker than
-    exact scoring.
+    Training queries decide how much of the index a query visits, and show whether that is faster than exact
+    scoring.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.runs.index import index as job
@@ -103,15 +102,15 @@ def update(run: FolderArgument, as_json: Json = False, quiet: Quiet = False, **g
     """Update a run to a graph that has grown: new entities and triples, in seconds.
 
     New entities are read, counts are made again, and graph embeddings get rows for what is new. Validation
-    says whether weights and probabilities still suit, and those that do not are chosen again. Nothing is
-    trained. The old run can be used until the updated one is whole.
+    shows whether weights and probabilities still fit; those that do not are chosen again. Nothing is
+    trained. The old run can be used until the updated one is complete.
     """
     from kgmlm.core.progress import Bars
     from kgmlm.training.update import update as job
 
     if given["entities"] is None and not any(given[name] for name in ("triples", "remove", "false")):
         raise ConfigError(
-            "nothing to do: give new --triples or --entities, or triples to --remove or that are --false"
+            "nothing to do: give --triples or --entities to add, or triples for --remove or --false"
         )
     print_update(job(run, progress=Bars(quiet), **given), as_json)
 

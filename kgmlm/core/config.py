@@ -30,7 +30,7 @@ Endless = Annotated[
 
 
 class Strict(BaseModel):
-    """Settings that know all their keys and hold no number that libraries below cannot."""
+    """Settings that refuse unknown keys, and numbers too large for the libraries that use them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -100,10 +100,10 @@ class ScoringSettings(Strict):
 
 
 class VectorSettings(Strict):
-    """A vector per entity, read from its text, that tells apart what names cannot.
+    """A vector per entity, read from its text, that tells apart entities where names cannot.
 
-    The query's vector is the state at one more mask behind the hole; an entity's is the state at a mask
-    behind its own text, by the same model. So an entity never seen has one, too.
+    The query's vector is the state at one more mask after the hole; an entity's is the state at a mask
+    after its own text, by the same model. So unseen entities have one, too.
     """
 
     enabled: bool = Field(
@@ -118,15 +118,15 @@ class VectorSettings(Strict):
     memory: int = Field(
         2048,
         ge=0,
-        description="How many of the latest entity vectors are negatives beside those of the batch. With as "
-        "many as the graph has entities, the loss is a softmax over all of them.",
+        description="How many of the latest entity vectors are negatives in addition to those of the batch. "
+        "If this is the graph's number of entities, the loss is a softmax over all of them.",
     )
     residual_rate: float = Field(
         0.0,
         ge=0,
-        description="Peak learning rate of a residual per seen entity: what its text does not say. 0: none. "
-        "Works best with `memory` as large as the graph; entities never seen have no residual. Needs "
-        "validation among all entities: of more than 50,000, set `training.eval_candidates` to 0.",
+        description="Peak learning rate of a residual per seen entity, for what its text does not say. 0: no "
+        "residual. Works best with `memory` as large as the graph; unseen entities have no residual. Needs "
+        "validation among all entities: above 50,000, set `training.eval_candidates` to 0.",
     )
 
 
@@ -157,9 +157,9 @@ class KGESettings(Strict):
         0,
         ge=0,
         description="Entities in the random sample that each step scores beside the answers; 0: all. With "
-        "some minutes for a large graph, 4096 trains several times as many steps.",
+        "only minutes for a large graph, 4096 allows several times as many steps.",
     )
-    max_steps: int | None = Field(None, ge=1, description="Stop after so many steps; for smoke tests.")
+    max_steps: int | None = Field(None, ge=1, description="Stop after this many steps; for smoke tests.")
     seconds: float | None = Field(None, gt=0, description="Stop after this time, as `--minutes` does.")
     seed: Seed = Field(0, description="Seed of the initial embeddings and of the order of the queries.")
 
@@ -170,19 +170,19 @@ class RuleSettings(Strict):
     length: Annotated[int, Field(ge=1, le=3)] | Literal["auto"] = Field(
         "auto",
         description="Longest body of a path rule, in atoms. `auto`: 3, but 2 on dense graphs such as "
-        "FB15k-237, where paths of 3 are very many and add little.",
+        "FB15k-237, which have very many paths of 3, of little use.",
     )
     support: int = Field(
         2,
         ge=1,
-        description="Right predictions that a rule with constants needs. Higher: fewer rules, a smaller "
-        "file, a lower MRR.",
+        description="Number of correct predictions that a rule with constants needs. A higher number means "
+        "fewer rules, a smaller file and a lower MRR.",
     )
     constants: bool = Field(
         True, description="Mine rules about single entities, such as `speaks(X,german) <= lives_in(X,bonn)`."
     )
     seconds: float = Field(
-        120.0, gt=0, description="CPU seconds after which no more rules of three atoms are looked for."
+        120.0, gt=0, description="CPU seconds after which the search for rules of three atoms stops."
     )
     file: str = Field(
         "", description="Take the rules of this file in AnyBURL's format instead of mining any."
@@ -195,8 +195,8 @@ class TypeSettings(Strict):
 
     relation: str = Field(
         "",
-        description="A relation whose tails are types of its heads, by its label, such as `rdf:type`. Types "
-        "may also stand in the column `types` of a dataset's `entities`.",
+        description="Label of a relation whose tails are the types of its heads, such as `rdf:type`. Types "
+        "can also be given in the column `types` of a dataset's `entities`.",
     )
 
 
@@ -221,8 +221,8 @@ class BiencoderSettings(Strict):
     seconds: float | None = Field(
         None,
         gt=0,
-        description="Train for this time, once the texts are read, and for `steps` at most, as `--minutes` "
-        "does; the learning rate follows the time.",
+        description="Train for this time after the texts are read, but for no more than `steps`, as with "
+        "`--minutes`; the learning rate follows the time.",
     )
     batch_size: int = Field(512, ge=1, description="Distinct queries per step.")
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of AdamW.")
@@ -230,7 +230,7 @@ class BiencoderSettings(Strict):
     candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
         description="Entities in the random sample that each step scores beside the answers; 0: all. "
-        "`auto`: all up to 8,192, of more 4,096.",
+        "`auto`: all up to 8,192, else 4,096.",
     )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
@@ -245,13 +245,13 @@ class BiencoderSettings(Strict):
 
 
 class ReverseSettings(Strict):
-    """Reverse scoring, and names read token by token: second stages that validation chooses the use of."""
+    """Reverse scoring: a second stage that validation chooses the use of."""
 
     candidates: int = Field(
         20,
         ge=1,
-        description="Candidates to score at most; validation may choose fewer. In reverse each costs what a "
-        "query costs.",
+        description="Candidates to score at most; validation may choose fewer. In reverse scoring, each "
+        "costs as much as a query.",
     )
 
 
@@ -272,19 +272,12 @@ class TrainingSettings(Strict):
         description="An epoch asks each distinct query once (`queries`), or once per answer (`triples`), as "
         "evaluation does. Try `triples` on graphs with hubs, such as FB15k-237; epochs are longer.",
     )
-    autoregressive: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of a further loss, in which each token of an answer's name is guessed from the "
-        "query and the tokens before it (models of the BERT and RoBERTa families). Above 0 it trains for "
-        "`kgmlm tune --add conditional`.",
-    )
     temperature: float = Field(0.25, gt=0, description="The objective `entity` divides scores by this.")
     candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
         description="Entities that a step of the objective `entity` scores beside the answers and entities "
-        "of its own queries: half of them recent answers, the others drawn, each standing for as many as "
-        "were not drawn. 0: all training entities. `auto`: all up to 50,000, of more 32768.",
+        "of its own queries: half of them recent answers, the others drawn and weighted to stand for those "
+        "not drawn. 0: all training entities. `auto`: all up to 50,000, else 32768.",
     )
     batch_size: int = Field(
         128,
@@ -298,7 +291,7 @@ class TrainingSettings(Strict):
         10,
         ge=0,
         description="Passes over the samples; may be a fraction. The first setting to raise. 0: the masked "
-        "LM stays as it came and scores nothing; other signals do.",
+        "LM is not trained and scores nothing; other signals do.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after this many steps; the learning rate still follows `epochs`."
@@ -330,15 +323,15 @@ class TrainingSettings(Strict):
     )
     side: Side = Field(
         "both",
-        description="The questions that weights, second stages and the end of training are chosen by, and "
-        "that `kgmlm evaluate` asks by default: for the `tail` of triples, for the `head`, or `both`. "
-        "Training asks both.",
+        description="Which questions decide weights, second stages and the end of training, and are asked by "
+        "`kgmlm evaluate` by default: for the `tail` of triples, for the `head`, or `both`. Training asks "
+        "both.",
     )
     eval_candidates: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="Entities that validation in training ranks among, drawn once, beside the answers of "
-        "its triples; its MRR is then higher than among all. 0: all entities. `auto`: all up to 50,000, of "
-        "more 10,000.",
+        description="Entities, drawn once, among which validation during training ranks, in addition to the "
+        "answers of its triples; its MRR is then higher than among all. 0: all entities. `auto`: all up to "
+        "50,000, else 10,000.",
     )
     patience: int = Field(
         0, ge=0, description="Stop after this many validations without a better MRR; 0: never."
@@ -390,7 +383,7 @@ Stage = Literal[
 
 
 class Settings(Strict):
-    """Everything that decides what a run is, but for the dataset and the model's address."""
+    """Everything that determines a run, except for the dataset and the model's path or name."""
 
     scratch: ScratchSettings = ScratchSettings()
     text: TextSettings = TextSettings()
@@ -405,7 +398,7 @@ class Settings(Strict):
 
     @property
     def trains_text(self) -> bool:
-        """Return whether the masked LM is trained: one that is not scores nothing."""
+        """Whether the masked LM is trained: one that is not scores nothing."""
         return self.training.epochs > 0
 
 
@@ -442,7 +435,7 @@ class Protocol(Strict):
         description="How the k negatives are chosen: `drawing` k different non-answers; `grail`, with "
         "replacement, never the query's own entity, as GraIL does (k = 49, filter train; the answer may be "
         "drawn and ties); or `expectation`, Hits@k in closed form over all draws, ties pessimistic, as "
-        "NBFNet does. No two of these compare with each other.",
+        "NBFNet does. Figures by different choices are not comparable.",
     )
     side: Side = Field(
         "both", description="Ask for the `tail` of each triple, for its `head`, or, as papers do, for `both`."
@@ -456,8 +449,8 @@ class Protocol(Strict):
     )
     pykeen: bool = Field(
         False,
-        description="Rank once more as PyKEEN does: only triples whose entities and relation training has, "
-        "duplicates once, among training's entities, with no constraint on what can answer.",
+        description="Rank a second time the way PyKEEN does: only triples whose entities and relation are in "
+        "training, with duplicates asked once, among training entities, with no constraint on answers.",
     )
 
 
@@ -505,7 +498,7 @@ def _validate(kind: type[_T], values: dict[str, Any], origin: str) -> _T:
 
 
 def _meant(kind: type[BaseModel], key: str) -> str:
-    """The known key that is most like an unknown one, as a question behind it; empty where none is."""
+    """A question that suggests the known key most similar to an unknown one; empty if there is none."""
     section, _, name = key.rpartition(".")
     known = _keys(kind)
     same = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
@@ -552,6 +545,7 @@ RETIRED = (
     "vector.loss_weight", "kge.samples", "rules.aggregation", "types.missed", "types.neighbors",
     "biencoder.relation_dimension", "biencoder.weight_decay", "biencoder.neighbor_dropout",
     "biencoder.structure_dropout", "training.distillation", "training.own_entity", "training.clip",
+    "training.autoregressive",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ MANIFEST = "kgmlm.json"
 RESTORE = "restore it from a copy, or train the run again"
 
 
-RETIRED = ("reranking", "reranker")  # keys that JSON files of packs still have
+RETIRED = ("reranking", "reranker", "conditional")  # keys that JSON files of packs still have
 
 
 def sha256(path: Path) -> str:
@@ -125,7 +125,7 @@ def check(
     """See that files of a folder are as they were written.
 
     Args:
-        contents: read them; else their sizes must do.
+        contents: read the files; else only their sizes are compared.
         remedy: what to do, for the sentence.
 
     Raises:

@@ -1,6 +1,6 @@
 """The error tree, and the checks and sentences that errors are made of.
 
-Errors that a user can cause and mend (each is one sentence; the CLI exits with code 2)::
+Errors that a user can cause and fix (each is one sentence; the CLI exits with code 2)::
 
     KgmlmError
     ├── DataError       a file, a card or a graph is not as it must be
@@ -8,7 +8,7 @@ Errors that a user can cause and mend (each is one sentence; the CLI exits with 
     ├── ModelError      a model or a tokenizer cannot be used
     ├── RunError        a run folder is missing, incomplete or in the way
     │   ├── NoRulesError          a graph, or a file, has no rules
-    │   └── NoProbabilitiesError  none are fitted to what a run is now, or none can be
+    │   └── NoProbabilitiesError  none are fitted to the run as it is now, or none can be
     └── QueryError      an entity or a relation is unknown or ambiguous
 """
 
@@ -80,7 +80,7 @@ class QueryError(KgmlmError):
 
 
 def check_whole(what: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number, or less than the least.
+    """Refuse anything but a whole number of at least ``least``.
 
     Raises:
         ConfigError: naming it.
@@ -104,7 +104,7 @@ def check_numbers(**given: tuple[int | None, int]) -> None:
 
 
 def quoted(path: object) -> str:
-    """A path as a command of a message has it: in quotes where a shell would divide it.
+    """A path for a command in a message: quoted where a shell would split it.
 
     >>> quoted("runs/my graph"), quoted("runs/mine")
     ("'runs/my graph'", 'runs/mine')

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, put in order after a kill; the lock of a run.
+"""Files and folders that are written completely or not at all, and recovered after a kill; a run's lock.
 
 A run has one writer: it holds a lock file beside the run folder, which is gone when the process ends. Reading
 needs no lock.
@@ -219,7 +219,7 @@ def atomic_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
 
 
 def disk_error(error: Exception, path: Path) -> OSError:
-    """The error of the system that a library tells in words of its own, of a file that it could not write."""
+    """The system error behind a library's own message about a file that it could not write."""
     for number in NO_ROOM:
         if f"os error {number})" in str(error) or os.strerror(number) in str(error):
             return OSError(number, os.strerror(number), str(path))
@@ -326,7 +326,7 @@ def refuse_link(folder: Path) -> None:
         RunError: when it is one.
     """
     if folder.is_symlink():
-        raise RunError(f"{folder} is a link; a run's folders are its own: remove the link")
+        raise RunError(f"{folder} is a link, but a run must have its own folders: remove it")
 
 
 @contextmanager

@@ -82,7 +82,7 @@ class ProcessGroup:
 
     @property
     def main(self) -> bool:
-        """Return whether this is the process that writes."""
+        """Whether this is the process that writes."""
         return self.rank == 0
 
     def share(self, costs: IntArray) -> IntArray:
@@ -187,8 +187,8 @@ class _Joined(ProcessGroup):
 
 def _lost(size: int | str) -> RunError:
     return RunError(
-        f"another of the {size} processes has ended or cannot be reached; it says why itself, unless the "
-        "system has killed it, perhaps for lack of memory"
+        f"another of the {size} processes has ended or cannot be reached; that process says why, unless "
+        "the system killed it, perhaps for lack of memory"
     )
 
 
@@ -198,7 +198,7 @@ def join(device: str | None = None) -> ProcessGroup:
     All processes must call it. On machines with GPUs each takes one of its own, by its local rank.
 
     Args:
-        device: "cpu" keeps off GPUs that there are.
+        device: "cpu" leaves GPUs unused.
 
     Raises:
         ConfigError: when one GPU is named for all processes.

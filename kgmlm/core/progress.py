@@ -291,9 +291,9 @@ def watcher_of(progress: bool | Watcher | Advance = True) -> Watcher:
     """Return the watcher that ``progress`` stands for.
 
     Args:
-        progress: True for bars that suit the place, False for nobody, or a function of (what is being done,
-            how many just were, how many there are), or a watcher. Of several processes that do a job
-            together only the main one is watched.
+        progress: True for bars that suit the environment, False for none, a function of (what is being
+            done, how many just were, how many there are), or a watcher. If several processes do a job
+            together, only the main one is watched.
     """
     if not main_process():
         return Watcher()

@@ -365,9 +365,9 @@ class TripleTable(NamedTuple):
 def read_triples(path: Path, *, labeled: bool = False, dates: str | None = None) -> TripleTable:
     """The triples of a TSV, CSV or Parquet file.
 
-    Parquet names its columns. The first line of TSV and CSV does where it has further ones beside head,
-    relation and tail, such as ``head relation tail date``; else there is no header, and the columns are these
-    three. TSV has no quoting, CSV fields may be quoted.
+    Parquet names its columns. In TSV and CSV the first line does if it has more columns than head, relation
+    and tail, such as ``head relation tail date``; else there is no header, and the columns are these three.
+    TSV has no quoting, CSV fields may be quoted.
 
     Args:
         labeled: there may be a column ``label``, the fourth one where there is no header;
@@ -428,8 +428,8 @@ def triples_in(
 def triple_header(first: Sequence[str]) -> list[str] | None:
     """The names of columns that the first line of a file of triples gives; None where it is a triple.
 
-    It names columns where it has more than three, and three are the head, the relation and the tail: what
-    could be a triple, or a triple with its label, is none.
+    It is a header if it has more than three fields and the first three name head, relation and tail; a line
+    that could be a triple, or a triple with its label, is not.
 
     >>> triple_header(["subject", "relation", "object", "created"])
     ['head', 'relation', 'tail', 'created']

@@ -1,7 +1,7 @@
 """Numbered tasks: done in this process, or by the workers of a Ray cluster.
 
-This module does not know what the tasks are. A worker may end in the midst of a task, which another then
-begins again: so a task must come to the same result, however often it is begun.
+This module does not know what the tasks are. A worker may die in the middle of a task, which another then
+starts again, so a task must give the same result however often it is started.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Work(Protocol[T_co]):
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether a GPU is asked for by name."""
+        """Whether a GPU is asked for by name."""
 
     def size(self, number: int) -> int:
         """The cost of a task, in the unit of progress."""
@@ -129,7 +129,7 @@ class Workers:
 
     @property
     def here(self) -> bool:
-        """Return whether this process makes pieces itself, with the others that share its work."""
+        """Whether this process makes pieces itself, with the others that share its work."""
         return self.ray is None
 
     @property
@@ -351,7 +351,7 @@ def _check_answers(address: str) -> None:
             capture_output=True, text=True, timeout=PATIENCE, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise RunError(f"no Ray cluster answers at {address}: what is there is none, or busy") from None
+        raise RunError(f"no Ray cluster answers at {address}: what listens is busy, or not Ray") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["?"])[-1].removeprefix("ray.exceptions.")
         raise RunError(f"no Ray cluster answers at {address}: {last}")

@@ -114,7 +114,7 @@ class EvaluationWork:
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether a GPU is asked for by name."""
+        """Whether a GPU is asked for by name."""
         return self.options.on_gpu
 
     def size(self, number: int) -> int:

@@ -138,7 +138,7 @@ class Ranking:
 
     @property
     def sizes(self) -> IntArray:
-        """Return how many ranks each piece has."""
+        """How many ranks each piece has."""
         starts = np.arange(0, len(self.task.groups), self.piece)
         return np.add.reduceat(self.task.groups.sizes, starts)
 

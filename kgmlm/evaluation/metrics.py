@@ -228,8 +228,8 @@ class Bins:
 def binned(labels: BoolArray, probabilities: FloatArray, weights: FloatArray, bins: int = BINS) -> Bins:
     """Bins of equal mass. Equal probabilities share a bin, so there may be fewer; a heavy one is a bin alone.
 
-    >>> found = binned(np.array([False, True]), np.array([0.25, 0.75]), np.ones(2), bins=2)
-    >>> found.predicted_K.tolist(), found.observed_K.tolist(), found.error
+    >>> bins = binned(np.array([False, True]), np.array([0.25, 0.75]), np.ones(2), bins=2)
+    >>> bins.predicted_K.tolist(), bins.observed_K.tolist(), bins.error
     ([0.25, 0.75], [0.0, 1.0], 0.25)
     """
     return _binned(np.unique(probabilities, return_inverse=True)[1], labels, probabilities, weights, bins)

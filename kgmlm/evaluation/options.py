@@ -32,20 +32,22 @@ class EvaluateOptions(
         command=str,
     )
     allow_seen_entities: bool = option(False, "--graph may share entities with training.")
-    allow_new_relations: bool = option(False, "--graph may have relations that training has not.")
-    output: str | Path | None = option(None, "Write the report there as JSON.", command=Path)
-    ranks: str | Path | None = option(None, "Per-query ranks, Parquet; else in RUN/ranks.", command=Path)
+    allow_new_relations: bool = option(False, "--graph may have relations that training lacks.")
+    output: str | Path | None = option(None, "Write the report to this file as JSON.", command=Path)
+    ranks: str | Path | None = option(
+        None, "Parquet file for per-query ranks; by default in RUN/ranks.", command=Path
+    )
     side: Side | None = option(
         None,
         "Ask for tails alone, for heads alone, or for both; by default as the run was trained.",
     )
     max_triples: int | None = option(None, "Evaluate only this many triples, a seeded sample.", at_least=1)
     by_relation: bool = option(False, "Report each relation, too.")
-    pykeen: bool = option(False, "Rank once more as PyKEEN does, which takes as long again.")
+    pykeen: bool = option(False, "Rank a second time the way PyKEEN does, which doubles the time.")
     candidates: str | Path | None = option(
         None,
-        "Whose entities compete: all, graph, split or train; by default all, with --graph graph. Or a table "
-        "of the entities that can answer, as of `rank`: the others rank last.",
+        "Which entities compete: all, graph, split or train; by default all, or graph with --graph. Or a "
+        "table of the entities that can answer, as for `rank`: all others rank last.",
         command=str,
     )
 
@@ -58,6 +60,6 @@ class CompareOptions(ProgressOptions):
         kw_only=False,
         metadata=about("Another run, or other ranks.", command=Path, is_argument=True, is_input=True),
     )
-    split: str = option("test", "The split whose ranks are compared, of run folders.")
-    draws: int = option(2000, "Resamplings and random swaps.", at_least=100)
+    split: str = option("test", "For run folders: the split whose ranks are compared.")
+    draws: int = option(2000, "Number of resamplings and random swaps.", at_least=100)
     seed: int = option(0, "Seed of the draws.", at_least=0)

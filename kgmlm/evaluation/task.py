@@ -290,7 +290,7 @@ class RankingTask:
 
     @property
     def sides(self) -> int:
-        """Return how many queries each triple has."""
+        """How many queries each triple has."""
         return len(self.queries) // len(self.triples)
 
     @property
@@ -314,7 +314,7 @@ class RankingTask:
 
     @property
     def width(self) -> int:
-        """Return how many entities are scored per query."""
+        """How many entities are scored per query."""
         return len(self.member_N) if self.columns is None else len(self.columns)
 
     def share(self, world: ProcessGroup) -> IntArray:

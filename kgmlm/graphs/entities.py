@@ -199,13 +199,13 @@ class EntityTable:
 
     @property
     def unnamed(self) -> int:
-        """Return how many have no name but their label, as it is or as words."""
+        """How many have no name but their label, as it is or as words."""
         label, name = self.table.column("label"), self.table.column("name")
         return int(pc.sum(pc.or_(pc.equal(name, label), pc.equal(name, humanized(label)))).as_py() or 0)
 
     @property
     def undescribed(self) -> int:
-        """Return how many have no description."""
+        """How many have no description."""
         return int(pc.sum(pc.equal(self.table.column("description"), "")).as_py() or 0)
 
     def extended(self, more: EntityTable) -> EntityTable:

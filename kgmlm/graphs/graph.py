@@ -214,7 +214,7 @@ class KnowledgeGraph:
 
     @cached_property
     def seen_N(self) -> BoolArray:
-        """Return which entities occur in a training triple."""
+        """Which entities occur in a training triple."""
         seen = np.zeros(len(self.entities), np.bool_)
         for ids in (self.splits["train"][:, 0], self.splits["train"][:, 2]):
             seen[ids] = True

@@ -26,7 +26,7 @@ class HeaderOptions(Options):
     """How files of triples begin."""
 
     skip_header: bool = option(
-        False, "Leave out the first line of each file of triples, where it does not name further columns."
+        False, "Skip the first line of each file of triples, unless it names additional columns."
     )
 
 
@@ -53,7 +53,7 @@ class LinearizeOptions(HeaderOptions):
     relation: str = field(kw_only=False, metadata=about("The relation (label or name)."))
     head: str | None = option(None, "Ask for tails of this head.")
     tail: str | None = option(None, "Ask for heads of this tail.")
-    model: str | None = option(None, "For a dataset: whose tokenizer to use; by default scratch.")
+    model: str | None = option(None, "For a dataset: the model whose tokenizer to use; by default scratch.")
     template: str | None = option(None, "For a dataset: another template.")
 
 
@@ -65,7 +65,7 @@ class SplitOptions(HeaderOptions, ProgressOptions):
         default=None,
         kw_only=False,
         metadata=about(
-            "A built-in dataset or a folder; with dates, a file of triples, too. None with --versions.",
+            "A built-in dataset or a folder; to split by date, also a file of triples. Not with --versions.",
             command=str,
             is_argument=True,
         ),
@@ -76,18 +76,18 @@ class SplitOptions(HeaderOptions, ProgressOptions):
     random: bool = option(False, "Draw the missing splits from the training triples at random.")
     entities: float | None = option(
         None,
-        "Split all triples again: hold out this share of the entities for test, as many for validation, with "
-        "their triples.",
+        "Split all triples again: hold out this share of the entities, with their triples, for test, and as "
+        "many for validation.",
     )
     newest: float | None = option(
         None, "Split all triples again by date: this share, the newest, is for test."
     )
     after: str | None = option(
         None,
-        "Split all triples again by date: what is later is for test. A year, a month (2023-05), a day, a "
-        "time or a Unix time.",
+        "Split all triples again by date: those after this date are for test. A year, a month (2023-05), a "
+        "day, a time or a Unix time.",
     )
-    until: str | None = option(None, "With --after: leave out what is later still.")
+    until: str | None = option(None, "With --after: leave out triples after this date.")
     versions: tuple[Dataset, Dataset] | None = option(
         None,
         "Two states of a graph, an older and a newer one, instead of a dataset: folders, or files that `data "
@@ -102,12 +102,12 @@ class SplitOptions(HeaderOptions, ProgressOptions):
     )
     valid: float | Validation | None = option(
         None,
-        "The share of the triples for validation, by default 0.1; or what validation is drawn by, newest, "
-        "entities or random: by default the newest where there are dates, else entities.",
+        "The share of the triples for validation, by default 0.1; or how validation is drawn: newest, "
+        "entities or random (by default newest if there are dates, else entities).",
         command=str,
     )
     test: float | None = option(None, "With --random: the share of the triples for test, by default 0.1.")
-    seed: int = option(0, "Seed of what is drawn.", at_least=0)
+    seed: int = option(0, "Seed of the random draws.", at_least=0)
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together."""
@@ -123,8 +123,8 @@ class SplitOptions(HeaderOptions, ProgressOptions):
         }
         named = [way for way, is_given in ways.items() if is_given]
         if len(named) != 1:
-            instead = f", not by {' and '.join(named)}" if named else ""
-            raise ConfigError(f"say how to split by one of {', '.join(ways)}{instead}")
+            instead = f", not {' and '.join(named)}" if named else ""
+            raise ConfigError(f"choose one way to split: {', '.join(ways)}{instead}")
         way = named[0]
         if (self.dataset is None) != (way == "--versions"):
             raise ConfigError("--versions takes OLD and NEW instead of a dataset; others take a dataset")

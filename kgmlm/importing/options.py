@@ -25,39 +25,44 @@ class StatementOptions(Options):
 
     name_predicates: Sequence[str] = option(
         (),
-        "The IRI of a further predicate of names, or the property of Neo4j, which goes before others; may be "
-        "given several times, as the following may.",
+        "The IRI of another predicate that holds names (for Neo4j, a property), which takes precedence over "
+        "the usual ones; may be given several times.",
         "--name-predicate",
         command=list[str],
     )
     description_predicates: Sequence[str] = option(
-        (), "Likewise of descriptions.", "--description-predicate", command=list[str]
+        (), "The same, for predicates of descriptions.", "--description-predicate", command=list[str]
     )
     skip: Sequence[str] = option(
-        (), "A relation to leave out, by its IRI or type.", "--skip-predicate", command=list[str]
+        (),
+        "A relation to leave out, by its IRI or type; may be given several times.",
+        "--skip-predicate",
+        command=list[str],
     )
-    keep_only: Sequence[str] = option((), "A relation to keep; others are not.", command=list[str])
+    keep_only: Sequence[str] = option(
+        (), "Keep only this relation; may be given several times.", command=list[str]
+    )
     skip_blank: bool = option(False, "Leave out the triples of blank nodes.")
-    skip_deprecated: bool = option(False, "Leave out entities that are no longer to be used.")
+    skip_deprecated: bool = option(False, "Leave out deprecated entities.")
     key: str | None = option(
         None,
-        "Of Neo4j: the property whose value becomes the label of an entity, instead of Neo4j's element id.",
+        "For Neo4j: the property whose value becomes an entity's label, instead of Neo4j's element id.",
     )
-    encoding: str | None = option(None, "Of tables, such as cp1252; by default UTF-8.")
+    encoding: str | None = option(None, "The encoding of tables, such as cp1252; by default UTF-8.")
     nodes: Sequence[str | Path] | str | Path = option(
         (),
-        "Of a table of edges: its table of nodes, or several, for names, types and descriptions.",
+        "For a table of edges: one or more tables of nodes, with names, types and descriptions.",
         command=list[Path],
     )
     node_columns: Sequence[str] | str = option(
         (),
-        "Of --nodes: its columns of label, name, types, description and aliases, such as "
-        "id,name,category,description; known names (id, name, category, ...) need not be given.",
+        "For --nodes: the columns with label, name, types, description and aliases, such as "
+        "id,name,category,description; common names (id, name, category, ...) are recognized.",
         command=str,
     )
     context: str | Path | None = option(
         None,
-        "Of JSON-LD: a file with the context that it names by an address; none is fetched.",
+        "For JSON-LD: a file with the context that the input refers to by URL; no context is downloaded.",
         command=Path,
     )
 
@@ -84,34 +89,34 @@ class ImportOptions(StatementOptions, ProgressOptions):
     )
     format: str | None = option(
         None,
-        "ntriples, nquads, turtle, trig, n3, jsonld, rdfxml, wikidata or stix; of tables table, hetionet, "
-        "primekg or conceptnet; of folders kg-bert, openke, simkgc, codex, dgl-ke or openbiolink; by default "
-        "by the names of the files.",
+        "ntriples, nquads, turtle, trig, n3, jsonld, rdfxml, wikidata or stix; for tables: table, hetionet, "
+        "primekg or conceptnet; for folders: kg-bert, openke, simkgc, codex, dgl-ke or openbiolink. By "
+        "default, it follows from the file names.",
         choices=format_names,
     )
     language: str | Sequence[str] = option(
         "en",
-        "Of names and descriptions, by default en. Give several in order of preference: an entity has its "
-        "text in the first that there is.",
+        "Language of names and descriptions, by default en. Give several in order of preference: each text "
+        "is taken in the first one available.",
         command=list[str],
     )
-    base: str | None = option(None, "What relative IRIs are relative to.")
-    split: bool = option(False, "Also draw a tenth of the triples each for validation and for test.")
-    seed: int = option(0, "Of --split.", at_least=0)
+    base: str | None = option(None, "Base IRI against which relative IRIs are resolved.")
+    split: bool = option(False, "Also draw a tenth of the triples for validation and a tenth for test.")
+    seed: int = option(0, "Seed for --split.", at_least=0)
     columns: Sequence[str] | str | None = option(
         None,
-        "The columns of a table that have heads, relations and tails: names in its first line, such as "
-        "source,type,target, or numbers from 1 where it has no such line.",
+        "The table's columns of heads, relations and tails: names from its first line, such as "
+        "source,type,target, or numbers starting at 1 if it has no header.",
         command=str,
     )
     separator: str | None = option(
-        None, "Of a table's columns; by default a comma in .csv, else a tab. With any but a tab, cells may "
-        "be in quotes.",
+        None, "Column separator of a table; by default a comma in .csv, else a tab. Cells may be quoted, "
+        "except with tabs.",
     )  # fmt: skip
     query: str | None = option(
         None,
-        "A file with what an endpoint is asked: SPARQL that selects three variables, of heads, relations and "
-        "tails; by default all triples of its default graph.",
+        "A file with the query for an endpoint: SPARQL that selects three variables (head, relation and "
+        "tail). By default, all triples of its default graph are read.",
         command=Path,
         python="In Python the query itself.",
     )

@@ -36,8 +36,8 @@ def seen_queries(train: IntArray, entities: int, relations: IntArray) -> Queries
         entities: N.
         relations: ids of those that are asked about.
 
-    >>> found = seen_queries(np.array([[0, 1, 2], [0, 1, 3]]), 4, np.array([0, 1]))
-    >>> [(q.entity, q.target) for q in found]
+    >>> queries = seen_queries(np.array([[0, 1, 2], [0, 1, 3]]), 4, np.array([0, 1]))
+    >>> [(q.entity, q.target) for q in queries]
     [(2, 'head'), (3, 'head'), (0, 'tail')]
     """
     index = FilterIndex(train, entities)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
-from kgmlm.core.errors import ConfigError, NoProbabilitiesError, QueryError, check_numbers
+from kgmlm.core.errors import ConfigError, NoProbabilitiesError, QueryError
 from kgmlm.core.files import as_path
 from kgmlm.core.options import takes
 from kgmlm.core.progress import Watcher, watcher_of
@@ -37,7 +37,7 @@ from kgmlm.ranking.probability import (
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.opened import answering, classifier_by, open_folder, open_run_model
-from kgmlm.runs.options import RankingOptions
+from kgmlm.runs.options import BATCH_SIZE, RankingOptions
 from kgmlm.runs.run import Run, open_run, path_of, writes_run
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def calibrate(run: Run | str | Path, options: CalibrateOptions) -> Outcome:
 
     made = fitted(
         folder, most=options.max_triples, lacking=options.lacking, seed=options.seed,
-        batch_size=options.batch_size, device=options.device, watch=watcher_of(options.progress),
+        batch_size=BATCH_SIZE, device=options.device, watch=watcher_of(options.progress),
     )  # fmt: skip
     save_calibration(folder, made)
     return Outcome(made.chosen_by["valid"])
@@ -257,7 +257,6 @@ def classify(run: Run | str | Path, options: ClassifyOptions) -> Classified:
         DataError: when the file is no such table.
         RunError: when nothing is fitted and there is nothing to fit to.
     """
-    _check_asked(options.prior, options.batch_size)
     given, watch = _read(options.triples, options.skip_header), watcher_of(options.progress)
     for note in given.unread_notes():
         watch.tell(note)
@@ -275,13 +274,13 @@ def classify(run: Run | str | Path, options: ClassifyOptions) -> Classified:
     learned = None if options.graph is None else _learned(folder.graph, asked, ids)
     ranking = opened.options.updated(options).plain()
     asked = asked if options.graph is not None else answering(folder, asked)
-    classifier = classifier_for(folder, ranking, asked, options.batch_size, watch)
+    classifier = classifier_for(folder, ranking, asked, BATCH_SIZE, watch)
     if given.true is not None:  # what is known of validation would tell its true triples from the false ones
         watch.tell("the list has labels: probabilities go by training alone, as if nobody knew validation")
         classifier = classifier.without_validation()
     with watch:
         (classified,) = judged(
-            classifier, asked, [(ids, options.prior)], learned=learned, batch_size=options.batch_size,
+            classifier, asked, [(ids, options.prior)], learned=learned, batch_size=BATCH_SIZE,
             advance=partial(watch, "classifying"),
         )  # fmt: skip
     return replace(classified, labels=given.true)
@@ -322,7 +321,6 @@ def rank_relations(run: Run | str | Path, options: RankRelationsOptions) -> Clas
         RunError: as of :func:`classify`.
     """
 
-    _check_asked(options.prior, options.batch_size)
     opened = run if isinstance(run, Run) else open_run(run)
     find, graph = opened.resolver, opened.graph
     count = len(graph.relations)
@@ -333,10 +331,10 @@ def rank_relations(run: Run | str | Path, options: RankRelationsOptions) -> Clas
     watch = watcher_of(options.progress)
     ranking = opened.options.updated(options).plain()
     graph = answering(opened.folder, graph)
-    classifier = classifier_for(opened.folder, ranking, graph, options.batch_size, watch)
+    classifier = classifier_for(opened.folder, ranking, graph, BATCH_SIZE, watch)
     with watch:
         (classified,) = judged(
-            classifier, graph, [(ids, options.prior)], batch_size=options.batch_size,
+            classifier, graph, [(ids, options.prior)], batch_size=BATCH_SIZE,
             advance=partial(watch, "classifying"),
         )  # fmt: skip
     order = np.where(classified.known, 2.0, np.nan_to_num(classified.probabilities, nan=-1.0))
@@ -375,16 +373,10 @@ def _calibrated(
         watch.tell(f"{path} cannot be written, so its probabilities are fitted now and not kept; {how}")
         return folder, fitted(folder, batch_size=batch_size, device=device, watch=watch)
     watch.tell(f"{why}: fitting them on validation, as `kgmlm calibrate` does")
-    calibrate(path, batch_size=batch_size, device=device, progress=watch)
+    calibrate(path, device=device, progress=watch)
     folder = open_folder(path)
     assert folder.calibration is not None
     return folder, folder.calibration
-
-
-def _check_asked(prior: float, batch_size: int) -> None:
-    check_numbers(batch_size=(batch_size, 1))
-    if not isinstance(prior, int | float) or not 0 < prior < 1:
-        raise ConfigError(f"--prior is a share above 0 and below 1, not {prior}")
 
 
 def _read(triples: Triples | str | Path, skip_header: bool) -> GivenTriples:

@@ -168,7 +168,7 @@ class Plan:
 
     @property
     def has_trees(self) -> bool:
-        """Return whether trees rank the best candidates again."""
+        """Whether trees rank the best candidates again."""
         return self.options.reranks and TREES in self.opened.tuned.stage_weights
 
     def of(self, number: int) -> Queries:
@@ -191,7 +191,7 @@ class Plan:
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether a GPU is asked for by name."""
+        """Whether a GPU is asked for by name."""
         return self.options.on_gpu
 
     def size(self, number: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kgmlm.core.errors import ConfigError
 from kgmlm.core.options import Options, ProgressOptions, QuietOptions, about, option
 from kgmlm.graphs.options import HeaderOptions
 from kgmlm.runs.options import (
@@ -31,22 +32,27 @@ class PriorOptions(Options):
 
     prior: float = option(
         0.5,
-        "The share of true triples among those that are asked about, above 0 and below 1; the column "
-        "probability_if_half_true goes by it.",
+        "The share of true triples among those asked about, above 0 and below 1, on which the column "
+        "probability_if_half_true is based.",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.prior, int | float) or not 0 < self.prior < 1:
+            raise ConfigError(f"--prior is a share above 0 and below 1, not {self.prior}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions(
-    EntityOptions, PriorOptions, HeaderOptions, DeviceOptions, RuntimeOptions, BatchOptions, ProgressOptions
+    EntityOptions, PriorOptions, HeaderOptions, DeviceOptions, RuntimeOptions, ProgressOptions
 ):
     """Options of :func:`kgmlm.classify`."""
 
     triples: Triples | str | Path = field(
         kw_only=False,
         metadata=about(
-            "Triples as TSV, CSV or Parquet: head, relation, tail (labels or names), and if you like a "
-            "label: 1 for true, -1 or 0 for false, with which the answers are compared.",
+            "Triples as TSV, CSV or Parquet: head, relation, tail (labels or names) and, optionally, a label "
+            "to compare the answers with: 1 for true, -1 or 0 for false.",
             python="Or a list, an array or a DataFrame.",
             command=Path,
             is_argument=True,
@@ -55,25 +61,25 @@ class ClassifyOptions(
     )
     graph: Dataset | None = option(
         None,
-        "Another dataset or folder that the triples are of: its entities compete, its training triples are "
-        "context, and count as known.",
+        "Another dataset or folder that the triples belong to: its entities compete, and its training "
+        "triples are context and count as known.",
         command=str,
     )
     allow_new_relations: bool = option(False, "Read relations that the run does not have by their names.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankRelationsOptions(PriorOptions, DeviceOptions, RuntimeOptions, BatchOptions, ProgressOptions):
+class RankRelationsOptions(PriorOptions, DeviceOptions, RuntimeOptions, ProgressOptions):
     """Options of :func:`kgmlm.rank_relations`."""
 
     head: str = field(kw_only=False, metadata=about("Label or name."))
     tail: str = field(kw_only=False, metadata=about("Label or name."))
-    k: int = option(10, "Relations that are listed.", "-k", "--top", at_least=1)
+    k: int = option(10, "How many relations to list.", "-k", "--top", at_least=1)
     novel: bool = option(False, "Leave out triples that the graph has, in any split.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(DeviceOptions, BatchOptions, ProgressOptions):
+class CalibrateOptions(DeviceOptions, ProgressOptions):
     """Options of :func:`kgmlm.calibrate`."""
 
     lacking: float = option(
@@ -84,7 +90,7 @@ class CalibrateOptions(DeviceOptions, BatchOptions, ProgressOptions):
     )
     max_triples: int = option(
         1000,
-        "Validation triples, and questions of each other kind, that are drawn; 0 is all.",
+        "How many validation triples, and questions of each other kind, to draw; 0 is all.",
         at_least=0,
     )
     seed: int = option(0, "Seed of the sample.", at_least=0)
@@ -104,13 +110,13 @@ class CompleteOptions(ScoreOptions, BatchOptions, WorkerOptions, ProgressOptions
         at_most=1,
     )
     relations: Sequence[str] | str = option(
-        (), "List these alone, by label or name; may be given again.", command=list[str]
+        (), "List only these, by label or name; may be given several times.", command=list[str]
     )
     top: int = option(10, "Answers kept per query.", at_least=1)
     typed: bool = option(
         True,
-        "Ask whom the types of entities suggest, and list only answers whose types fit; --no-typed asks each "
-        "(entity, relation, side) that training has.",
+        "Ask only what the types of entities suggest, and list only answers whose types fit; --no-typed asks "
+        "each (entity, relation, side) that training has.",
     )
     functional: bool = option(
         True, "List no second answer where a relation has one answer per entity in training."
@@ -125,8 +131,8 @@ class CompleteOptions(ScoreOptions, BatchOptions, WorkerOptions, ProgressOptions
     )
     explain: bool = option(
         False,
-        "Add why to each triple: a rule that is often right, else what is known of the most similar entity, "
-        "else whose description names whom.",
+        "Add a reason to each triple: a rule that is often right, else what is known about the most similar "
+        "entity, else which entity's description names the other.",
     )
     diverse: bool = option(
         False, "Order the first thousand so that no entity has more than five places in a hundred."
@@ -134,13 +140,13 @@ class CompleteOptions(ScoreOptions, BatchOptions, WorkerOptions, ProgressOptions
     part_size: int = option(PART, "Queries of a part.", at_least=1)
     sample: int = option(
         0,
-        "Ask only so many queries, a seeded sample by relation and side, to see speed and precision first; 0 "
-        "is all.",
+        "Ask only this many queries, a seeded sample by relation and side, to see speed and precision first; "
+        "0 is all.",
         at_least=0,
     )
     shard: str | None = option(
         None,
-        "Make a share of the parts and no list, such as 3/16; without it all parts are joined.",
+        "Compute a share of the parts, such as 3/16, and no list; without --shard, all parts are joined.",
     )
 
 
@@ -155,7 +161,7 @@ class MissingOptions(QuietOptions):
             command=list[str],
         ),
     )
-    k: int = option(10, "Facts that are listed of --entity.", "-k", at_least=1)
+    k: int = option(10, "How many facts to list for --entity.", "-k", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +171,8 @@ class ExportOptions(ProgressOptions):
     output: str | Path = field(
         kw_only=False,
         metadata=about(
-            "The file to write, - for stdout; of neo4j a folder, or a server, bolt://HOST/DATABASE, which "
-            "gets relationships with `probability` and `source` between nodes that it has.",
+            "The file to write, or - for stdout; for neo4j, a folder, or a server, bolt://HOST/DATABASE, "
+            "which gets relationships with `probability` and `source` between its existing nodes.",
             command=Path,
         ),
     )
@@ -174,7 +180,7 @@ class ExportOptions(ProgressOptions):
         None, "ntriples, rdf-star, trig, csv, tsv, jsonl or neo4j; by default by the name of the file."
     )
     min_probability: float = option(0.0, "Leave out triples below it.", at_least=0, at_most=1)
-    base: str = option("urn:kgmlm:", "Prefix of labels that are no IRIs.")
+    base: str = option("urn:kgmlm:", "Prefix for labels that are not IRIs.")
     spreadsheet: bool = option(
         False, "CSV for a spreadsheet: an apostrophe before texts that it would take for formulas."
     )

@@ -110,7 +110,7 @@ class CandidateScores(NamedTuple):
 
     @property
     def there_BK(self) -> BoolArray:
-        """Return which candidates there are."""
+        """Which candidates there are."""
         return self.ids_BK >= 0
 
 

@@ -35,7 +35,7 @@ SAMPLE = 2000  # entities over which the average score of a signal is taken
 class WeighedScore(NamedTuple):
     """A part of a score: ``weight * value``; a score is the sum of its parts.
 
-    The value of a second stage ("reverse", "conditional", "trees") is its score of a candidate
+    The value of a second stage ("reverse", "trees") is its score of a candidate
     less its lowest score among the candidates that it scored.
     """
 

@@ -141,7 +141,7 @@ class AskedTriples:
 
     @property
     def has_new(self) -> BoolArray:
-        """Return which triples have an entity that training lacks, ``(n,)``."""
+        """Which triples have an entity that training lacks, ``(n,)``."""
         mask: BoolArray = (self.states == STATES.index("new")).any(1)
         return mask
 
@@ -335,7 +335,7 @@ class Calibration(StrictModel):
 
     @property
     def knows_new(self) -> bool:
-        """Return whether validation had enough entities that training lacks."""
+        """Whether validation had enough entities that training lacks."""
         return self.new >= MIN_NEW
 
     def stands_for(self, validation: Validation | None) -> str:

@@ -335,7 +335,7 @@ class Ranker:
 
     @property
     def truncated_N(self) -> BoolArray:
-        """Return which entities' names are read and longer than the span, and so cut to it."""
+        """Which entities' names are read and longer than the span, and so cut to it."""
         if not self.reader.settings.trains_text:
             return np.zeros(len(self.context.entities), np.bool_)
         return self.reader.names.truncated_N
@@ -446,7 +446,7 @@ class Ranker:
 
     @property
     def reranks(self) -> bool:
-        """Return whether there is a second stage."""
+        """Whether there is a second stage."""
         return bool(self.stages)
 
     @property
@@ -601,7 +601,7 @@ class Scorer(Protocol):
 
     @property
     def truncated_N(self) -> BoolArray:
-        """Return which entities are known by a part of their name only."""
+        """Which entities are known by a part of their name only."""
 
     def unconstrained(self) -> Scorer:
         """A copy without constraints on what can answer."""

@@ -190,7 +190,7 @@ class Retriever:
 
     @property
     def exact(self) -> bool:
-        """Return whether it finds by vectors as they are, among all, so that nothing is to be looked at
+        """Whether it finds by vectors as they are, among all, so that nothing is to be looked at
         again.
         """
         return not self.record["cells"]

@@ -1,4 +1,4 @@
-"""Second stages: the best candidates scored again, in reverse or by their names, token by token.
+"""Second stages: the best candidates scored again, in reverse.
 
 Reverse scoring asks each of the K best candidates t of ``(h, r, ?)`` in turn ``(?, r, t)``: the more probable
 h is there, the more t gains. So a triple is scored from both of its sides. Nothing is trained; a candidate
@@ -57,7 +57,7 @@ class Best:
 
     @property
     def chosen_BK(self) -> BoolArray:
-        """Return which are to be reranked: not those that tie with the best one left out, since which of them
+        """Which are to be reranked: not those that tie with the best one left out, since which of them
         came first would be chance.
         """
         return self.scores_BK > self.left_B1
@@ -173,7 +173,7 @@ class Used:
         return replace(self, stage_weight=stage_weight)
 
 
-class _OfTheBest(Used, ABC):
+class RescoringStage(Used, ABC):
     """A second stage that scores the K best candidates, and adds that to their scores."""
 
     def reranked(
@@ -210,49 +210,11 @@ class _OfTheBest(Used, ABC):
         """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
 
 
-@dataclass(frozen=True, eq=False)
-class Conditional(_OfTheBest):
-    """Names of candidates read token by token by the run's own model (``kgmlm tune --add conditional``)."""
-
-    name: ClassVar[str] = "conditional"
-
-    def score(
-        self,
-        ranker: Ranker,
-        queries: Queries,
-        ids_BK: IntArray,
-        batch_size: int = 64,
-        advance: Callable[[int, int], None] = lambda n, total: None,
-    ) -> Floats:
-        """Mean log-likelihoods of the tokens of names, each given those before it, on the likelihood's scale.
-
-        See :mod:`kgmlm.text.spelling`.
-        """
-        from kgmlm.text.spelling import read_names
-        from kgmlm.text.torch_model import span_model
-
-        reader, scores_BK = ranker.reader, np.zeros(ids_BK.shape, np.float32)
-        model = span_model(reader.model)
-        span, tokens = reader.vocabulary.span_length, reader.vocabulary.softmax_tokens
-        width = max(1, min(NAMES, ids_BK.shape[1]))
-        size = max(1, SPELLED // (2 * width * span) ** 2)
-        for rows, batch in reader.padded(reader.encode(queries), min(size, batch_size)):
-            for start in range(0, ids_BK.shape[1], width):
-                ids_bK = ids_BK[rows, start : start + width]
-                scores_BK[rows, start : start + width] = read_names(
-                    model, batch, reader.names, ids_bK, tokens
-                )
-            advance(len(rows), len(queries))
-        return scores_BK
-
-
-NAMES = 32  # that stand behind a text at once
-SPELLED = 2**24  # cells of masks of attention that are held at once
 FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
 
 
 @dataclass(frozen=True, eq=False)
-class ReverseScoring(_OfTheBest):
+class ReverseScoring(RescoringStage):
     """Candidates asked in turn for the entity of their query (``kgmlm tune --add reverse``)."""
 
     name: ClassVar[str] = "reverse"

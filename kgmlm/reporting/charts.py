@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def number(self) -> bool:
-        """Return whether it stands at the right."""
+        """Whether it stands at the right."""
         return self.right or self.key is not None or self.text == "–"
 
 

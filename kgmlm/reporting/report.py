@@ -32,6 +32,7 @@ from kgmlm.reporting.charts import Cell, Chart, Table
 from kgmlm.reporting.figures import Ranked, ShownQuestion
 from kgmlm.reporting.options import ReportOptions
 from kgmlm.runs.folder import RunFolder
+from kgmlm.runs.options import BATCH_SIZE
 from kgmlm.runs.provenance import past_graphs
 from kgmlm.runs.run import Run, open_run, path_if
 from kgmlm.runs.writing import check_result
@@ -225,7 +226,7 @@ def report(run: Run | str | Path, options: ReportOptions) -> Path:
             f"'{other.graph.name}'), whose ranks do not compare"
         )
     watch = watcher_of(options.progress)
-    work = _Work(opened, options.max_triples, options.batch_size, watch)
+    work = _Work(opened, options.max_triples, BATCH_SIZE, watch)
     with TemporaryDirectory() as folder:
         asked = options.split or next((s for s in ("test", "valid") if opened.graph.has(s)), None)
         ranks = None
@@ -457,12 +458,6 @@ def _reranked(ranker: Ranker) -> str:
         sentences.append(
             f"Then the {reverse.k:,} best answers are scored in reverse: how probable the entity of the "
             f"question is as their answer is added with a weight of {reverse.weight:.3g}."
-        )
-    if conditional := weights.get("conditional"):
-        sentences.append(
-            f"Then the names of the {conditional.k:,} best answers are read token by token, each guessed "
-            "from the question and the tokens before it; this is added with a weight of "
-            f"{conditional.weight:.3g}."
         )
     if trees := weights.get("trees"):
         sentences.append(

@@ -41,7 +41,7 @@ from kgmlm.core.errors import KgmlmError, NoProbabilitiesError, RunError, first_
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.storage import read_graph
 from kgmlm.ranking.probability import Calibration
-from kgmlm.runs.tuned import MIXTURE, SECOND, TREES, TREES_FILE, WEIGHTS, TunedWeights
+from kgmlm.runs.tuned import MIXTURE, REVERSE, TREES, TREES_FILE, WEIGHTS, TunedWeights
 from kgmlm.signals import SIGNALS, kinds_in
 from kgmlm.signals.vector import Vector
 from kgmlm.text.tokenization import Vocabulary
@@ -95,12 +95,12 @@ class RunFolder:
 
     @property
     def is_unpacked(self) -> bool:
-        """Return whether this is a pack in the cache, which nobody writes."""
+        """Whether this is a pack in the cache, which nobody writes."""
         return bool(self.record.get("unpacked"))
 
     @property
     def has_weights(self) -> bool:
-        """Return whether training has saved a model, with its weights."""
+        """Whether training has saved a model, with its weights."""
         return MIXTURE in self.contents
 
     @cached_property
@@ -153,7 +153,9 @@ class RunFolder:
     def scored_by(self) -> dict[str, str]:
         """Digests of the run's signals, trees and weights, by which its probabilities are fitted."""
         values = files.parse_json(self.contents[MIXTURE])
-        used = json.dumps([values["signals"], *(values.get(name) for name in SECOND)], sort_keys=True)
+        # None stands for a stage that is deleted: with it, the probabilities of the packs still hold.
+        stages = [values.get(REVERSE), None, values.get(TREES)]
+        used = json.dumps([values["signals"], *stages], sort_keys=True)
         return {**self.fingerprints, WEIGHTS: hashlib.sha256(used.encode()).hexdigest()}
 
     @cached_property
@@ -186,7 +188,7 @@ class RunFolder:
 
     @property
     def vectors_unread(self) -> bool:
-        """Return whether the model's entities are still to be read, since training does not read all."""
+        """Whether the model's entities are still to be read, since training does not read all."""
         known = self.model_digests
         left = known is not None and Path(Vector.file).name not in known
         return left and self.settings.vector.enabled and not (self.path / Vector.file).is_file()

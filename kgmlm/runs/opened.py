@@ -22,14 +22,14 @@ from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.ranking.constraints import Constraint, Functional, Listed, Typed, Unlinked
 from kgmlm.ranking.ranker import Ranker, SecondStage, StageWeight
-from kgmlm.ranking.second_stage import Conditional, ReverseScoring
+from kgmlm.ranking.second_stage import ReverseScoring
 from kgmlm.ranking.trees import Trees
 from kgmlm.runs.entity_vectors import read_vectors
 from kgmlm.runs.folder import PAUSE, TRIES, RunFolder, interrupted, read_as_one, read_folder
 from kgmlm.runs.models import ONNX, open_text
 from kgmlm.runs.options import RankingOptions
 from kgmlm.runs.packs import SUFFIX, find_pack, unpack
-from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND, TREES, TREES_FILE
+from kgmlm.runs.tuned import REVERSE, SECOND, TREES, TREES_FILE
 from kgmlm.signals import SIGNALS, beside, rows_of
 from kgmlm.signals.linked import Linked
 from kgmlm.signals.types import EntityTypes, Types
@@ -310,7 +310,7 @@ def with_stages(run: RunFolder, ranker: Ranker, stage_weights: Mapping[str, Stag
 def second_stage(run: RunFolder, name: str, stage_weight: StageWeight) -> SecondStage:
     """A second stage of a run by its name, as of :data:`~kgmlm.runs.tuned.SECOND`."""
     if name != TREES:
-        return ReverseScoring(stage_weight) if name == REVERSE else Conditional(stage_weight)
+        return ReverseScoring(stage_weight)
     if not (run.path / TREES_FILE).is_file():
         raise _missing(run, TREES_FILE)
     return Trees.open(run.path / TREES_FILE, stage_weight)
@@ -383,8 +383,6 @@ def _lack(run: RunFolder, options: RankingOptions) -> str:
         return f"ONNX Runtime computes in fp32, not {options.precision}"
     if options.device not in (None, "cpu"):
         return f"ONNX Runtime computes on the CPU here, not on '{options.device}'"
-    if options.reranks and CONDITIONAL in run.tuned.active:
-        return "ONNX Runtime reads no names token by token (--rerank 0 leaves that out)"
     if options.retrieve or (options.retrieve is None and options.scores == "all" and run.shortlist):
         return "ONNX Runtime asks no index"
     return ""

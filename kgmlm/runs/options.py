@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kgmlm.graphs.entities import EntityTable
     from kgmlm.graphs.given import AskedQueries, Triples
 
+BATCH_SIZE = 64  # queries per forward pass, where no option says it
 Runtime = Literal["auto", "torch", "onnx"]
 Precision = Literal["fp32", "bf16"]
 Scores = str  # "all", "text", or the name of a signal
@@ -30,14 +31,14 @@ def score_names() -> list[str]:
 class DeviceOptions(Options):
     """The device that computes."""
 
-    device: str | None = option(None, "Such as cpu or cuda; by default a GPU where there is one.")
+    device: str | None = option(None, "The device, such as cpu or cuda; by default a GPU if there is one.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(Options):
     """How many queries are computed at once."""
 
-    batch_size: int = option(64, "Queries per forward pass.", at_least=1)
+    batch_size: int = option(BATCH_SIZE, "Queries per forward pass.", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ class WorkerOptions(Options):
 
     ray: str | None = option(
         None,
-        "Have workers of Ray score: `local` starts Ray here, HOST:PORT is a cluster that this machine is a "
-        "node of. Each worker has one CPU (with --device cuda also one GPU) and the model in memory.",
+        "Score with Ray workers: `local` starts Ray here, HOST:PORT is a cluster that this machine is a node "
+        "of. Each worker has one CPU (with --device cuda also one GPU) and the model in memory.",
     )
     workers: int | None = option(
         None,
@@ -62,7 +63,7 @@ class PrecisionOptions(Options):
     """The precision of products."""
 
     precision: Precision = option(
-        "fp32", "fp32, or bf16: faster on GPUs and on CPUs with units for it, slightly rounded."
+        "fp32", "fp32, or bf16: faster on GPUs and on CPUs with bf16 units, but slightly less precise."
     )
 
 
@@ -72,8 +73,8 @@ class RuntimeOptions(Options):
 
     runtime: Runtime = option(
         "auto",
-        "What reads texts: torch, or ONNX Runtime in runs that `kgmlm onnx` has made ready for it; auto "
-        "takes ONNX Runtime on a CPU where it can do all that is asked.",
+        "What reads texts: torch, or ONNX Runtime for runs that `kgmlm onnx` has prepared; auto uses ONNX "
+        "Runtime on a CPU if it supports everything requested.",
     )
 
 
@@ -92,8 +93,8 @@ class ScoreOptions(DeviceOptions, PrecisionOptions):
     )
     typed: bool = option(
         False,
-        "Leave out (`evaluate`: rank last) the entities whose types do not fit: what training has of a "
-        "relation's heads and tails, and given types.",
+        "Leave out (`evaluate`: rank last) the entities whose types do not fit, judging by the relation's "
+        "heads and tails in training and by given types.",
     )
     functional: bool = option(
         False,
@@ -107,8 +108,8 @@ class ScoreOptions(DeviceOptions, PrecisionOptions):
     )
     candidates: str | Path | None = option(
         None,
-        "A table of the entities that can answer: a column entity and, if you like, relation and side (head "
-        "or tail). A relation that has no row goes by the rows without a relation.",
+        "A table of the entities that can answer: a column entity and, optionally, relation and side (head "
+        "or tail). A relation without rows of its own uses the rows without a relation.",
         command=Path,
     )
 
@@ -131,14 +132,14 @@ class SearchOptions(ScoreOptions):
     )
     rerank: int | None = option(
         None,
-        "How many of the best candidates are scored in reverse (`kgmlm tune --add reverse`), in runs that do "
-        "so; by default as many as validation chose. 0 leaves out all second stages, trees, too.",
+        "How many of the best candidates are scored in reverse, if the run does so (`kgmlm tune --add "
+        "reverse`); by default as many as validation chose. 0 turns off all second stages, also trees.",
         at_least=0,
     )
     retrieve: int | None = option(
         None,
-        "Score only this many entities per query, which the index proposes (`kgmlm index`); 0 scores all. By "
-        "default as the run's recipe says.",
+        "Score only this many entities per query, proposed by the index (`kgmlm index`); 0 scores all. The "
+        "default comes from the run's recipe.",
         at_least=0,
     )
 
@@ -154,7 +155,7 @@ class RankingOptions(SearchOptions, RuntimeOptions):
 
     probabilities: bool = option(
         True,
-        "Say how probable answers are; each is asked for from its other side, so many queries take longer.",
+        "Compute probabilities; each answer is also asked from its other side, so many queries take longer.",
     )
 
     @classmethod
@@ -227,15 +228,15 @@ class EntityOptions(Options):
 
     entities: EntityTable | pd.DataFrame | str | Path | None = option(
         None,
-        "New entities, read by their texts, that may answer and be asked about: a table with the columns "
-        "label, name and, if you like, description, surface and types; or an RDF file.",
+        "New entities, known by their texts, that can be answers and be asked about: a table with the "
+        "columns label, name and, optionally, description, surface and types; or an RDF file.",
         command=Path,
         is_input=True,
     )
     entity_triples: Triples | str | Path = option(
         (),
-        "What is known of the new entities: triples (head, relation, tail), each with one of them. They "
-        "count like training triples, and are known answers.",
+        "What is known about the new entities: triples (head, relation, tail) that each contain one of "
+        "them. They count as training triples and as known answers.",
         command=Path,
         is_input=True,
     )
@@ -251,14 +252,15 @@ class RankOptions(BatchOptions, WorkerOptions, QuietOptions):
         command=Path,
         is_input=True,
         python="Or a DataFrame with these columns, or (head, relation, tail) with None for what is asked; "
-        "these may also come first, in place of the head. Several processes (torchrun) share them.",
+        "these can also be the first argument, in place of the head. Several processes (torchrun) share "
+        "the work.",
     )
     head: str | AskedQueries | None = field(
         default=None, kw_only=False, metadata=about("Rank tails of this head (label or name).", command=str)
     )
     relation: str | None = field(
         default=None, kw_only=False,
-        metadata=about("Relation (label or name); `kgmlm rank` ranks relations where there is none."),
+        metadata=about("Relation (label or name); without one, `kgmlm rank` ranks relations."),
     )  # fmt: skip
     tail: str | None = field(
         default=None, kw_only=False, metadata=about("Rank heads of this tail (label or name).")

@@ -75,7 +75,7 @@ class Predicting:
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether a GPU is asked for by name."""
+        """Whether a GPU is asked for by name."""
         return self.options.on_gpu
 
     def of(self, number: int) -> range:
@@ -248,7 +248,7 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the model is loaded."""
+        """Whether the model is loaded."""
         return "predictor" in vars(self)
 
     def reopen(self) -> None:

@@ -25,7 +25,7 @@ from kgmlm.ranking.ranker import STATES, Mixture, StageWeight
 MIXTURE = "model/mixture.json"
 
 # Second stages, in their order.
-REVERSE, CONDITIONAL, TREES = SECOND = ("reverse", "conditional", "trees")
+REVERSE, TREES = SECOND = ("reverse", "trees")
 TREES_FILE = "model/trees.safetensors"
 WEIGHTS = "weights"  # beside the names of signals, where something goes by the weights, too
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -51,7 +51,6 @@ class _Use(digests.StrictModel):
 class _File(digests.StrictModel):
     signals: dict[str, _Signal] = Field(min_length=1)
     reverse: _Use | None = None
-    conditional: _Use | None = None
     trees: _Use | None = None
     chosen_for: dict[str, _Sha]
     chosen_by: dict[str, Any]

@@ -226,7 +226,7 @@ class Judging:
 
     @property
     def possible(self) -> bool:
-        """Return whether judgments can be kept now."""
+        """Whether judgments can be kept now."""
         return self.path is not None and self.origin.is_the_run
 
     def of(self, entity: str | None) -> list[Judgment]:

@@ -221,7 +221,7 @@ class Updates:
 
     @property
     def possible(self) -> bool:
-        """Return whether the run may be updated now, but for an update that is at work."""
+        """Whether the run may be updated now, but for an update that is at work."""
         return self.run is not None and self.is_current()
 
     def state(self) -> Row:

@@ -195,13 +195,13 @@ class Explorer:
 
     @cached_property
     def sides_NS(self) -> sp.csr_array:
-        """Return how often each entity fills each side of each relation in training."""
+        """How often each entity fills each side of each relation in training."""
         graph = self.graph
         return fills(graph.splits["train"], len(graph.entities), len(graph.relations))
 
     @cached_property
     def _facts_NF(self) -> sp.csr_array:
-        """Return which facts each entity has in training."""
+        """Which facts each entity has in training."""
         h, r, t = distinct_triples(self.graph.splits["train"]).T
         count = len(self.graph.entities)
         fact = np.concatenate([2 * r * count + h, (2 * r + 1) * count + t])
@@ -216,13 +216,13 @@ class Explorer:
 
     @cached_property
     def _sizes_N(self) -> IntArray:
-        """Return how many facts each entity has."""
+        """How many facts each entity has."""
         sizes_N: IntArray = np.diff(self._facts_NF.indptr)
         return sizes_N
 
     @cached_property
     def _filled_NS(self) -> sp.csr_array:
-        """Return which sides of relations each entity fills."""
+        """Which sides of relations each entity fills."""
         return sp.csr_array(self.sides_NS > 0).astype(np.float32)
 
     def usual(self, entity: int | None, side: str) -> list[tuple[int, float, int]]:

@@ -19,7 +19,7 @@ class ServiceOptions(BatchOptions, ProgressOptions):
 
     token: str | None = option(
         None,
-        "What clients must send ('Authorization: Bearer TOKEN'); better set as KGMLM_TOKEN.",
+        "The token that clients must send ('Authorization: Bearer TOKEN'); better set as KGMLM_TOKEN.",
         environment="KGMLM_TOKEN",
     )
     writable: bool = option(
@@ -30,7 +30,7 @@ class ServiceOptions(BatchOptions, ProgressOptions):
     window: float = option(
         5.0, "Milliseconds that the first query of a batch waits for others.", at_least=0, at_most=1000
     )
-    queue: int = option(1024, "Queries that may wait; more are answered 503.", at_least=1)
+    queue: int = option(1024, "How many queries may wait; any more get a 503.", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class MountedOptions(ServiceOptions):
 
     any_host: bool = option(
         False,
-        "Answer under whatever name the machine is called by; else under its own name alone, so that no page "
-        "of another site can ask.",
+        "Answer requests for any host name; otherwise only for the machine's own, so that pages of other "
+        "sites cannot ask.",
         command=None,
     )
     progress: bool | Watcher | Advance = option(False, "Show progress bars on stderr.", command=None)
@@ -50,15 +50,17 @@ class MountedOptions(ServiceOptions):
 class ServeOptions(ServiceOptions):
     """Options of :func:`kgmlm.serve`."""
 
-    port: int = option(8000, "Where it listens; 0 takes a free port.", at_least=0, at_most=65535)
+    port: int = option(8000, "The port to listen on; 0 picks a free one.", at_least=0, at_most=65535)
     host: str = option(
-        "127.0.0.1", "By default only this machine can ask; others need --token or --no-token."
+        "127.0.0.1",
+        "The address to listen on. By default only this machine can connect; any other address needs "
+        "--token or --no-token.",
     )
-    no_token: bool = option(False, "Let everybody in who reaches the address.")
-    watch: bool = option(False, "Open the run again when it has changed; no request is dropped.")
+    no_token: bool = option(False, "Let in everybody who can reach the address.")
+    watch: bool = option(False, "Reopen the run when it changes, without dropping requests.")
     log: bool = option(False, "Print each request.")
     root_path: str = option(
-        "", "The path below which a proxy has the service, such as /kg, and which it takes off."
+        "", "The path prefix, such as /kg, under which a proxy serves it and which the proxy strips."
     )
     ready: Callable[[str], None] = option(
         lambda url: None, "Called with the URL once requests are taken.", command=None

@@ -546,7 +546,6 @@ class InfoResponse(BaseModel):
     model: dict[str, Any]
     signals: dict[str, Any]
     reverse: dict[str, Any] | None
-    conditional: dict[str, Any] | None
     trees: dict[str, Any] | None
     trained: dict[str, Any]
     validation: dict[str, Any]

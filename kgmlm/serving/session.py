@@ -65,7 +65,7 @@ class Origin:
 
     @property
     def is_the_run(self) -> bool:
-        """Return whether the folder is still there and still of this run, whatever was trained since."""
+        """Whether the folder is still there and still of this run, whatever was trained since."""
         try:
             return _laid(read_record(self.folder.path)) == _laid(self.folder.record)
         except RunError:
@@ -73,7 +73,7 @@ class Origin:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether the folder has another state of the run than is served, or other probabilities."""
+        """Whether the folder has another state of the run than is served, or other probabilities."""
         if self.standing != "as opened":
             return self.standing == "changed"
         return self.folder.now().contents.get(PROBABILITIES) != self.folder.contents.get(PROBABILITIES)

@@ -17,6 +17,7 @@ from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.errors import ConfigError, QueryError
 from kgmlm.core.options import takes
 from kgmlm.core.progress import watcher_of
+from kgmlm.runs.options import BATCH_SIZE
 from kgmlm.runs.run import Run, open_run
 from kgmlm.sharing.options import EmbeddingsOptions, SimilarOptions
 from kgmlm.signals.biencoder import Biencoder
@@ -122,13 +123,13 @@ def embeddings(run: Run | str | Path, options: EmbeddingsOptions) -> Embeddings:
         (375, 256)
     """
     opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(options.progress)
-    ranker = opened.open(watch, options.batch_size).ranker
+    ranker = opened.open(watch, BATCH_SIZE).ranker
     of = kind_among(ranker, options.of)
     if options.relations:
         return _of_relations(ranker, of)
     with watch:
         for vectors in ranker.counted_vectors:
-            vectors.read(options.batch_size, partial(watch, "reading entities", total=vectors.unread))
+            vectors.read(BATCH_SIZE, partial(watch, "reading entities", total=vectors.unread))
     ids = embedded(ranker, of)
     entities = ranker.reader.context.entities.take(ids)
     vectors_ND = embeddings_of(ranker, of, ids)
@@ -207,7 +208,7 @@ def similar(run: Run | str | Path, options: SimilarOptions) -> pd.DataFrame:
     import pandas as pd
 
     opened, watch = run if isinstance(run, Run) else open_run(run), watcher_of(options.progress)
-    ranker = opened.open(watch, options.batch_size).ranker
+    ranker = opened.open(watch, BATCH_SIZE).ranker
     with watch:
         ids, cosines = nearest(ranker, options.of, opened.resolver.entity(options.entity), options.k)
     entities = opened.graph.entities.take(ids)

@@ -45,7 +45,6 @@ class Info:
     model: Mapping[str, Any]
     signals: Mapping[str, Any]
     reverse: Mapping[str, Any] | None
-    conditional: Mapping[str, Any] | None
     trees: Mapping[str, Any] | None
     trained: Mapping[str, Any]
     validation: Mapping[str, Any]
@@ -74,7 +73,6 @@ class Info:
         lines["trained"] += [f"before: {older['dataset']}: {older['command']}" for older in t["earlier"]]
         for what, stage in (
             ("scored in reverse", self.reverse),
-            ("names token by token", self.conditional),
             ("trees", self.trees),
         ):
             if stage is not None:
@@ -172,7 +170,6 @@ def info(run: Run | str | Path) -> Info:
         },
         signals=signals,
         reverse=chosen.get("reverse"),
-        conditional=chosen.get("conditional"),
         trees=chosen.get("trees"),
         trained={
             **{key: record.get(key) for key in ("status", "command", "versions", "hardware")},

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from kgmlm.core.options import ProgressOptions, QuietOptions, about, option
-from kgmlm.runs.options import BatchOptions, DeviceOptions
+from kgmlm.runs.options import DeviceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackOptions(DeviceOptions, BatchOptions, ProgressOptions):
+class PackOptions(DeviceOptions, ProgressOptions):
     """Options of :func:`kgmlm.pack`."""
 
     output: str | Path | None = field(
@@ -21,10 +21,10 @@ class PackOptions(DeviceOptions, BatchOptions, ProgressOptions):
     )
     kge: bool = option(
         True,
-        "Take graph embeddings along, and trees that were fitted with them; without them, weights stay as "
-        "they were chosen with them.",
+        "Include graph embeddings, and trees that were fitted with them. Without them, the other weights "
+        "stay as they were chosen with them.",
     )
-    onnx: bool = option(True, "Take along what ONNX Runtime needs to rank without torch.")
+    onnx: bool = option(True, "Include what ONNX Runtime needs to rank without torch.")
     calibrate: bool = option(
         False,
         "Fit probabilities to what the pack scores and keep them in it; RUN may then be a pack.",
@@ -43,7 +43,7 @@ class PushOptions(ProgressOptions):
     )
     evaluation: str | Path | None = option(
         None,
-        "What `kgmlm evaluate --output` wrote, for the card; else it has figures of validation.",
+        "The report of `kgmlm evaluate --output`, for the card; without it, the card has validation figures.",
         command=Path,
         is_input=True,
     )
@@ -52,24 +52,24 @@ class PushOptions(ProgressOptions):
 
 Embedded = Literal["biencoder", "vector", "kge"]
 OF = (
-    "Embeddings by this signal: texts and triples by the bi-encoder, texts by the masked LM, or ComplEx; by "
-    "default the first of these that the run has."
+    "The signal whose embeddings to use: biencoder (texts and triples), vector (texts, by the masked LM) or "
+    "kge (ComplEx); by default the first of these that the run has."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingsOptions(BatchOptions, ProgressOptions):
+class EmbeddingsOptions(ProgressOptions):
     """Options of :func:`kgmlm.embeddings`."""
 
     of: Embedded | None = field(default=None, kw_only=False, metadata=about(OF))
-    relations: bool = option(False, "Relations instead, with --of kge; inverses come last.")
+    relations: bool = option(False, "With --of kge: write relations instead of entities; inverses come last.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimilarOptions(BatchOptions, QuietOptions):
+class SimilarOptions(QuietOptions):
     """Options of :func:`kgmlm.similar`."""
 
-    entity: str = field(kw_only=False, metadata=about("Its label or name.", is_argument=True))
+    entity: str = field(kw_only=False, metadata=about("The entity's label or name.", is_argument=True))
     k: int = field(
         default=10,
         kw_only=False,

@@ -13,6 +13,7 @@ from kgmlm.core.progress import Watcher, watcher_of
 from kgmlm.runs.folder import RunFolder
 from kgmlm.runs.onnx import structures_of
 from kgmlm.runs.opened import open_folder
+from kgmlm.runs.options import BATCH_SIZE
 from kgmlm.runs.packs import SUFFIX, find_pack, write_calibrated, write_pack
 from kgmlm.runs.packs import unpack as unpack_into
 from kgmlm.runs.run import Run, open_run, path_of
@@ -63,7 +64,7 @@ def pack(run: Run | str | Path, options: PackOptions) -> Path:
             source = Path(scratch) / target.name if options.calibrate else target
             _pack(folder, source, options.kge, options.onnx, watch)
         if options.calibrate:
-            batch_size, device = options.batch_size, options.device
+            batch_size, device = BATCH_SIZE, options.device
             write_calibrated(source, target, lambda run: _probabilities(run, batch_size, device, watch))
     return target
 

@@ -40,12 +40,12 @@ class Pool:
 
     @property
     def width(self) -> int:
-        """Return how many candidates a query has at most."""
+        """How many candidates a query has at most."""
         return self.count if self.ids is None else self.ids.shape[-1]
 
     @property
     def own(self) -> bool:
-        """Return whether each query has candidates of its own."""
+        """Whether each query has candidates of its own."""
         return self.ids is not None and self.ids.ndim == 2
 
     @cached_property

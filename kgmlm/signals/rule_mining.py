@@ -108,7 +108,7 @@ class Adjacency:
 
     @cached_property
     def counts(self) -> IntArray:
-        """Return how many answers each row has."""
+        """How many answers each row has."""
         return np.diff(self.offsets)
 
     @cached_property

@@ -93,7 +93,7 @@ class Applied:
 
     @cached_property
     def frequencies(self) -> sp.csr_array:
-        """Return how often each entity answers each directed relation in the triples, ``(S, N)``."""
+        """How often each entity answers each directed relation in the triples, ``(S, N)``."""
         links = self.links
         entity, relation = np.divmod(links.keys, links.directed)
         counts = links.counts.astype(np.float32)

@@ -357,12 +357,12 @@ class EntityTypes:
 
     @cached_property
     def having_F(self) -> IntArray:
-        """Return how many seen entities of the graph have each feature; further entities change nothing."""
+        """How many seen entities of the graph have each feature; further entities change nothing."""
         return np.asarray(self.known.has_NF[self._seen_N].sum(0)).astype(np.int64)
 
     @cached_property
     def _kinds_N(self) -> Floats:
-        """Return how many kinds of features each entity has: sides, types."""
+        """How many kinds of features each entity has: sides, types."""
         parts = (self.known.has_NF[:, : self.affinity.sides], self.known.has_NF[:, self.affinity.sides :])
         kinds_N: Floats = np.sum(
             [np.diff(sp.csr_array(p).indptr) > 0 for p in parts], axis=0, dtype=np.float32

@@ -199,7 +199,7 @@ class EntityVectors:
 
     @property
     def unread(self) -> int:
-        """Return how many entities' texts :meth:`read` would read."""
+        """How many entities' texts :meth:`read` would read."""
         return self.unread_of(None)
 
     def unread_of(self, ids: IntArray | None) -> int:

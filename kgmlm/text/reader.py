@@ -122,11 +122,11 @@ class TextModel(Protocol):
 
     @property
     def positions(self) -> int | None:
-        """Return how many tokens a text may have; None where the model sets no limit."""
+        """How many tokens a text may have; None where the model sets no limit."""
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens it can read."""
+        """How many tokens it can read."""
 
     @property
     def width(self) -> int:

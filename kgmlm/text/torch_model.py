@@ -51,13 +51,11 @@ class SpanOutput:
         hidden_BLD: at the span positions.
         vector_BD: at the mask behind the span, of length 1; None where there is no such mask.
         entities_ED: the vectors of the entities that were read beside the queries, if any were.
-        names_BMD: at the masks of names that were read token by token, if any were.
     """
 
     hidden_BLD: torch.Tensor
     vector_BD: torch.Tensor | None = None
     entities_ED: torch.Tensor | None = None
-    names_BMD: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -66,16 +64,12 @@ class SpanBatch:
 
     Attributes:
         rows, columns: positions ``(B, S)``, as many in each text; row b of ``rows`` is b.
-        positions_BT: of tokens that do not stand one behind the other.
-        allowed_BTT: which token may look at which; None is at all of ``attention_mask_BT``.
     """
 
     input_ids_BT: torch.Tensor
     attention_mask_BT: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
-    positions_BT: torch.Tensor | None = None
-    allowed_BTT: torch.Tensor | None = None
 
     @property
     def at(self) -> torch.Tensor:
@@ -84,19 +78,10 @@ class SpanBatch:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """The mask of attention, ``(B, 1, 1 or T, T)``; None where all may be looked at."""
-        if self.allowed_BTT is not None:
-            return self.allowed_BTT[:, None]
+        """The mask of attention, ``(B, 1, 1, T)``; None where no text is padded."""
         if not self.attention_mask_BT.is_cuda and bool(self.attention_mask_BT.all()):
             return None
         return self.attention_mask_BT.bool()[:, None, None, :]
-
-    @property
-    def mask_of_read(self) -> torch.Tensor | None:
-        """The mask of attention of the positions that are read."""
-        if self.allowed_BTT is None:
-            return self.mask
-        return self.allowed_BTT[self.rows, self.columns][:, None]
 
 
 class PackedEncoder:
@@ -139,8 +124,7 @@ class PackedEncoder:
         starts = accumulate((r.input_ids_BT.numel() for r in readings), initial=0)
         at_P = torch.cat([r.at + start for r, start in zip(readings, starts, strict=False)])
         read_PD = states_RD[at_P]
-        of_read = [r.mask_of_read for r in readings]
-        mixed_PD = self._mixed(last.attention.self, read_PD, states_RD, readings, of_read)
+        mixed_PD = self._mixed(last.attention.self, read_PD, states_RD, readings, masks)
         return self._forward(last, mixed_PD, read_PD)
 
     def _embedded(self, readings: Sequence[SpanBatch]) -> torch.Tensor:
@@ -151,28 +135,12 @@ class PackedEncoder:
         longest = max(ids_BT.shape[1] for ids_BT in batches)
         padding = self.base.config.pad_token_id or 0  # by which some families count positions
         padded = [pad(ids_BT, (0, longest - ids_BT.shape[1]), value=padding) for ids_BT in batches]
-        states_BTD: torch.Tensor = self.base.embeddings(
-            input_ids=torch.cat(padded), position_ids=self._places(readings, longest)
-        )
+        states_BTD: torch.Tensor = self.base.embeddings(input_ids=torch.cat(padded))
         if len(batches) == 1:
             return states_BTD.flatten(0, 1)
         masks = [torch.ones_like(ids_BT, dtype=torch.bool) for ids_BT in batches]
         there_BT = torch.cat([pad(x, (0, longest - x.shape[1])) for x in masks])
         return states_BTD.flatten(0, 1).index_select(0, there_BT.flatten().nonzero()[:, 0])
-
-    def _places(self, readings: Sequence[SpanBatch], longest: int) -> torch.Tensor | None:
-        """The positions of all tokens, padded; None where they stand one behind the other."""
-        if all(r.positions_BT is None for r in readings):
-            return None
-        first = 0
-        if self.base.config.model_type in FROM_PADDING:
-            first = self.base.config.pad_token_id + 1
-        parts = []
-        for r in readings:
-            texts, length = r.input_ids_BT.shape
-            usual = torch.arange(length, device=r.input_ids_BT.device).expand(texts, length)
-            parts.append(pad(usual if r.positions_BT is None else r.positions_BT, (0, longest - length)))
-        return torch.cat(parts) + first
 
     @staticmethod
     def _forward(layer: Any, mixed: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -310,12 +278,12 @@ class SpanModel(nn.Module):
 
     @property
     def packs(self) -> bool:
-        """Return whether several batches are encoded at the cost of one of as many tokens."""
+        """Whether several batches are encoded at the cost of one of as many tokens."""
         return self._packed is not None
 
     @property
     def positions(self) -> int | None:
-        """Return how many tokens a text may have; None where the model sets no limit."""
+        """How many tokens a text may have; None where the model sets no limit."""
         limit: int | None = getattr(self.mlm.config, "max_position_embeddings", None)
         embeddings = getattr(self.mlm.base_model, "embeddings", None)
         # The RoBERTa family counts positions from behind the padding's.
@@ -324,7 +292,7 @@ class SpanModel(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens it can read."""
+        """How many tokens it can read."""
         count: int = self.mlm.get_input_embeddings().num_embeddings
         return count
 
@@ -332,40 +300,21 @@ class SpanModel(nn.Module):
         self,
         batch: MaskedBatch,
         entities: Sequence[MaskedBatch] = (),
-        names: SpanBatch | None = None,
     ) -> SpanOutput:
         """Encode a batch; one pass per query.
 
         Args:
             batch: queries.
             entities: texts of E entities, in several batches; each has a mask for its vector and no span.
-            names: the queries with names behind them, to be read token by token in the same pass
-                (:meth:`kgmlm.text.spelling.Spelled.behind`).
-
-        Raises:
-            ModelError: when the family cannot read names token by token.
         """
-        first = positions_of(batch, self.device)
-        if names is not None:
-            if not self.packs:
-                raise ModelError(
-                    f"{type(self.mlm).__name__} cannot read names token by token; models of the BERT and "
-                    "RoBERTa families can"
-                )
-            first = names
-        states = self._at([first, *(positions_of(part, self.device) for part in entities)])
-        spelled = None
-        if names is not None:
-            read = batch.span_length + batch.vector
-            spelled = states[0][:, read:]
-            states[0] = states[0][:, :read]
+        states = self._at([positions_of(part, self.device) for part in (batch, *entities)])
         vectors = [
             nn.functional.normalize(hidden[:, -1], dim=-1) if part.vector else None
             for part, hidden in zip((batch, *entities), states, strict=True)
         ]
         hidden = states[0][:, :-1] if batch.vector else states[0]
         of_entities = [v for v in vectors[1:] if v is not None]
-        return SpanOutput(hidden, vectors[0], torch.cat(of_entities) if of_entities else None, spelled)
+        return SpanOutput(hidden, vectors[0], torch.cat(of_entities) if of_entities else None)
 
     def _at(self, readings: Sequence[SpanBatch]) -> list[torch.Tensor]:
         """The states that enter the decoder at the positions of each reading, float32."""
@@ -578,7 +527,7 @@ class Residuals(nn.Module):
 
 
 def span_model(model: TextModel) -> SpanModel:
-    """A text model that is trained, or that reads names token by token: only torch's can."""
+    """A text model that is trained: only torch's can be."""
     assert isinstance(model, SpanModel), "this needs the model by torch"
     return model
 

@@ -64,12 +64,12 @@ class CandidateLists:
 
     @property
     def wrong_DK(self) -> BoolArray:
-        """Return which compete and are no answers."""
+        """Which compete and are no answers."""
         return self.open_DK & ~self.asked_DK
 
     @property
     def teaches_D(self) -> BoolArray:
-        """Return which have an answer and a wrong candidate."""
+        """Which have an answer and a wrong candidate."""
         return np.logical_and(self.asked_DK.any(1), self.wrong_DK.any(1))
 
     def take(self, rows: IntArray) -> CandidateLists:

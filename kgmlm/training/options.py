@@ -56,7 +56,7 @@ class TrainOptions(SettingsOptions, HeaderOptions, ProgressOptions):
         kw_only=False,
         metadata=about(
             "A masked LM by path or hub name; `minilm` for all-MiniLM-L6-v2, which an extra installs; "
-            "`scratch` for a small BERT trained on the graph. A new run needs it, and --dataset.",
+            "`scratch` for a small BERT trained on the graph. A new run needs --model and --dataset.",
             command=str,
         ),
     )
@@ -66,9 +66,9 @@ class TrainOptions(SettingsOptions, HeaderOptions, ProgressOptions):
     preset: Preset | None = option(
         None,
         "Stages and settings that suit the graph: quick (bi-encoder, rules, types, linked pairs; reverse "
-        "scoring of small graphs), balanced (also the masked LM, KGE and trees), best (trains longer; adds "
+        "scoring on small graphs), balanced (also the masked LM, KGE and trees), best (trains longer; adds "
         "reverse scoring), zero-shot (for unseen entities: no KGE and no trees; reverse scoring); plain: "
-        "text by the settings as they are. By default balanced, or plain with --config or an objective.",
+        "text only, with settings as given. By default balanced, or plain with --config or an objective.",
     )
     minutes: float | None = option(
         None,
@@ -90,19 +90,19 @@ class TrainOptions(SettingsOptions, HeaderOptions, ProgressOptions):
         at_least=0,
         at_most=1e6,
     )
-    resume: bool = option(False, "Continue an interrupted run, to the same losses.")
+    resume: bool = option(False, "Continue an interrupted run, with the losses of an unbroken one.")
     overwrite: bool = option(False, "Replace an older run.")
     holdout: bool = option(
         True,
-        "Hold out a tenth of the training triples of a graph without valid.tsv, which presets choose weights "
-        "on.",
+        "If there is no valid.tsv, hold out a tenth of the training triples, on which presets choose "
+        "weights.",
     )
     calibrate: bool = option(True, "End by fitting the probabilities of answers on validation.")
     onnx: bool = option(True, "Make the run ready for ONNX Runtime, which starts faster on a CPU.")
     side: Side | None = option(
         None,
-        "Choose weights, second stages and the end of training by tail queries or head queries alone: "
-        "training.side.",
+        "Choose weights, second stages and the end of training by tail queries or head queries alone (sets "
+        "training.side).",
     )
     tracker: str | None = option(None, "An accelerate tracker, such as tensorboard.")
 
@@ -114,14 +114,14 @@ class TuneOptions(SettingsOptions, PrecisionOptions, BatchOptions, DeviceOptions
     add: str | Sequence[str] = option(
         (),
         "First train a signal (kge, rules, types, biencoder, linked, mentions, similar_entities, "
-        "similar_answers, unseen); reverse asks the best candidates back, which needs no training, "
-        "conditional reads their names token by token, and trees ranks them by trees that LightGBM fits to "
-        "validation. May be given several times.",
+        "similar_answers, unseen). Or add a second stage: reverse scores the best candidates in reverse, "
+        "which needs no training, and trees ranks them with trees that LightGBM fits to validation. May be "
+        "given several times.",
         command=list[str],
     )
     drop: str | Sequence[str] = option(
         (),
-        "First remove a signal, such as kge, or reverse, conditional or trees. May be given several times.",
+        "First remove a signal, such as kge, or reverse or trees. May be given several times.",
         command=list[str],
     )
     source: Run | str | Path | None = option(
@@ -130,22 +130,22 @@ class TuneOptions(SettingsOptions, PrecisionOptions, BatchOptions, DeviceOptions
         "--from",
         command=Path,
     )
-    overwrite: bool = option(False, "With --add: replace an older one.")
+    overwrite: bool = option(False, "With --add: replace the signal if the run has it already.")
     candidates: int | None = option(
         None,
-        "Score in reverse at most this many candidates; by default reverse.candidates, and 100 by trees.",
+        "How many candidates second stages score at most; by default reverse.candidates, or 100 for trees.",
         at_least=1,
     )
     max_triples: int | None = option(
         None,
-        "How many validation triples to choose on, a seeded sample; 0 is all. By default all, but "
+        "How many validation triples to use, a seeded sample; 0 is all. By default all, but "
         "training.eval_triples for reverse scoring.",
         at_least=0,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedbackOptions(DeviceOptions, BatchOptions, ProgressOptions):
+class FeedbackOptions(DeviceOptions, ProgressOptions):
     """Options of :func:`kgmlm.apply_feedback`."""
 
     output: str | Path | None = option(
@@ -162,8 +162,8 @@ class UpdateOptions(FeedbackOptions):
         kw_only=False,
         metadata=about(
             "New training triples: head, relation and tail. A label that is neither "
-            "known nor exactly a known name becomes a new entity; likewise a relation. A column label may "
-            "say which are true (1) and which are false (-1 or 0).",
+            "known nor exactly a known name becomes a new entity or relation. A column named label can mark "
+            "triples as true (1) or false (-1 or 0).",
             command=Path,
             is_input=True,
         ),
@@ -186,6 +186,6 @@ class UpdateOptions(FeedbackOptions):
     )
     match_names: bool = option(
         False,
-        "Take a label that differs from a known label, name or alias by case, Unicode form, blanks or "
-        "underscores alone for the same, instead of for a new one.",
+        "Treat a label that differs from a known label, name or alias only by case, Unicode form, spaces or "
+        "underscores as that one, not as a new one.",
     )

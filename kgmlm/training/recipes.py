@@ -363,7 +363,7 @@ class GivenSettings:
 
     @property
     def plain(self) -> bool:
-        """Return whether they say what a recipe would choose: all settings, or the objective."""
+        """Whether they say what a recipe would choose: all settings, or the objective."""
         return self.file is not None or "objective" in self.values.get("training", {})
 
     @property

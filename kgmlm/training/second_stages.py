@@ -24,39 +24,14 @@ from kgmlm.evaluation.task import RankingTask
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import Queries
 from kgmlm.ranking.ranker import Mixture, Ranker, StageWeight
-from kgmlm.ranking.second_stage import Conditional, ReverseScoring, best_of
-from kgmlm.runs.tuned import CONDITIONAL, REVERSE, SECOND
+from kgmlm.ranking.second_stage import ReverseScoring, best_of
+from kgmlm.runs.tuned import REVERSE, SECOND
 from kgmlm.training.candidate_lists import CandidateLists, ReadCandidates, read_lists
 from kgmlm.training.states import helpful_weight, measured_weight
 from kgmlm.training.weights import silent, validation_task, weigh
 
 SIZES_TRIED = (5, 10, 20, 50, 100)  # how many of the best, as many as there are settings for
 WEIGHTS_TRIED = tuple(2 ** (i / 2) for i in range(-6, 5))  # 1: as much as the first stage
-
-
-def choose_conditional(
-    ranker: Ranker,
-    graph: KnowledgeGraph,
-    protocol: Protocol,
-    advance: Advance = silent,
-    candidates: int | None = None,
-    batch_size: int = 64,
-) -> tuple[StageWeight, dict[str, float]]:
-    """Choose how many of the best are read token by token and how much that counts; none is a choice.
-
-    Arguments and what is returned are those of :func:`choose_reverse`.
-    """
-    most = candidates or ranker.reader.settings.reverse.candidates
-    task, stage = validation_task(graph, protocol), ranker.stages.get(Conditional.name)
-    assert isinstance(stage, Conditional), "the ranker reads no names token by token"
-    confident = ranker.reader.settings.training.temperature  # both as in training
-    weights = [confident * x for x in WEIGHTS_TRIED]
-
-    def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
-        return stage.score(ranker, queries, ids_dK, batch_size)[:, :, None]
-
-    first = ranker.without_stage(stage.name)
-    return _choose_use(first, task, partial(advance, "reading names"), most, weights, read, batch_size)
 
 
 def choose_reverse(
@@ -168,7 +143,7 @@ class Tuned(NamedTuple):
     """All that validation chose for a ranker.
 
     Attributes:
-        uses: of reverse scoring and of names token by token, where these were to be chosen.
+        stage_weights: of reverse scoring, where that was to be chosen.
         figures: of each stage on validation, by its name.
     """
 
@@ -206,7 +181,7 @@ def tune(
     if not begin:
         mixture, figures = weigh(ranker, graph, protocol, advance, batch_size)
     first, few = ranker.replace(mixture=mixture, stages={}), second or protocol
-    choices = {REVERSE: choose_reverse, CONDITIONAL: choose_conditional}
+    choices = {REVERSE: choose_reverse}
     stage_weights: dict[str, StageWeight] = {}
     for name in [name for name in SECOND if name in ranker.stages]:
         stage = ranker.stages[name]

@@ -23,7 +23,7 @@ from kgmlm.prediction.drawing import TRIPLES
 from kgmlm.runs.folder import ENDED, RunFolder
 from kgmlm.runs.index import index
 from kgmlm.runs.opened import open_folder
-from kgmlm.runs.tuned import CONDITIONAL, REVERSE, TREES
+from kgmlm.runs.tuned import REVERSE, TREES
 from kgmlm.runs.writing import leave_out, write_record
 from kgmlm.signals import beside
 from kgmlm.signals.biencoder import Biencoder
@@ -230,8 +230,6 @@ def last_stages(
         if "reverse" in figures:  # else the time was too short
             _tell_gain("reverse scoring", figures["reverse"], watch)
     now = open_folder(path).tuned.stage_weights
-    if CONDITIONAL in before and CONDITIONAL not in now:
-        _chosen(path, "conditional", few, watch)
     if "trees" in left or (TREES in before and TREES not in now):
         with clock.stage("trees"):
             trial = recipe["preset"] == "quick"
@@ -278,7 +276,7 @@ def _calibrate(path: Path, max_steps: int | None, seconds: float | None, watch: 
 
 def _chosen(
     path: Path,
-    only: Literal["signals", "reverse", "conditional", "trees"],
+    only: Literal["signals", "reverse", "trees"],
     most: int | None,
     watch: Watcher,
     first: int = 0,

@@ -19,7 +19,7 @@ from kgmlm.runs.folder import TRAINED, RunFolder
 from kgmlm.runs.opened import lend, open_folder, tuned_ranker, untuned_ranker
 from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
-from kgmlm.runs.tuned import CONDITIONAL, MIXTURE, REVERSE, SECOND, TREES, TunedWeights
+from kgmlm.runs.tuned import MIXTURE, REVERSE, SECOND, TREES, TunedWeights
 from kgmlm.runs.writing import drop_signal, leave_out, save_signal, save_tuned, write_record
 from kgmlm.signals import text_vectors
 from kgmlm.signals.biencoder import Biencoder
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from kgmlm.signals.base import Signal
 
 
-Chosen = Literal["reverse", "conditional", "trees"]
+Chosen = Literal["reverse", "trees"]
 FITTED: Sequence[Chosen] = get_args(Chosen)  # second stages that are fitted together with the weights
 LACKS: Mapping[Chosen, str] = {
     "reverse": "does not score in reverse",
-    "conditional": "reads no names token by token",
     "trees": "has no trees",
 }
 
@@ -195,7 +194,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
 
 
 Figures = dict[str, dict[str, float]]  # on validation, by stage
-Stage = Literal["", "signals", "reverse", "conditional", "trees"]
+Stage = Literal["", "signals", "reverse", "trees"]
 
 
 @writes_run
@@ -329,7 +328,7 @@ def choose(
         wanted: which second stages the run is to have, if they help; others as it does now.
     """
     from kgmlm.ranking.ranker import StageWeight
-    from kgmlm.ranking.second_stage import Conditional, ReverseScoring
+    from kgmlm.ranking.second_stage import ReverseScoring
     from kgmlm.runs.entity_vectors import read_entities
     from kgmlm.training.second_stages import tune as tune_all
     from kgmlm.training.trees import choose_trees, may_fit
@@ -352,8 +351,6 @@ def choose(
     never = StageWeight(0, 0.0)
     if has[REVERSE]:
         ranker = ranker.with_stage(ReverseScoring(stage_weights.get(REVERSE, never)))
-    if has[CONDITIONAL]:
-        ranker = ranker.with_stage(Conditional(stage_weights.get(CONDITIONAL, never)))
     training = run.settings.training
     few = training.eval_triples if max_triples is None else max_triples
     side = run.settings.training.side

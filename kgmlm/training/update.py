@@ -1,7 +1,4 @@
-"""Update a run to a graph that has grown: what is new is read and counted.
-
-In a time that is given, what the run has trained is then trained on.
-"""
+"""Update a run to a graph that has grown: new entities are read and counts made again; nothing is trained."""
 
 from __future__ import annotations
 
@@ -61,6 +58,7 @@ from kgmlm.runs.feedback import FEEDBACK_FILE, read_judgments
 from kgmlm.runs.folder import TRAINED, RunFolder
 from kgmlm.runs.models import NAMES, save_names
 from kgmlm.runs.opened import open_folder, tuned_ranker, untuned_ranker
+from kgmlm.runs.options import BATCH_SIZE
 from kgmlm.runs.provenance import command_line
 from kgmlm.runs.run import Run, path_if, path_of, writes_run
 from kgmlm.runs.writing import save_tuned, write_record, writing
@@ -117,7 +115,7 @@ def update(run: Run | str | Path, options: UpdateOptions) -> Outcome:
             folder.graph, new, _entities(options.entities, folder, watch), removed, wrong,
             match_names=options.match_names,
         ),
-        options.output, options.batch_size, options.device, watch,
+        options.output, BATCH_SIZE, options.device, watch,
     )  # fmt: skip
 
 
@@ -232,7 +230,7 @@ def apply_feedback(run: Run | str | Path, options: FeedbackOptions) -> Outcome:
         lambda folder: changed(
             folder.graph, GivenTriples(of[True]), false=GivenTriples(of[False]), restore=taken_back
         ),
-        options.output, options.batch_size, options.device, watcher_of(options.progress), **record,
+        options.output, BATCH_SIZE, options.device, watcher_of(options.progress), **record,
     )  # fmt: skip
     counts = {
         "accepted": len(of[True]),

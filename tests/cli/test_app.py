@@ -61,7 +61,7 @@ def options() -> Iterator[tuple[str, Any, Any]]:
 
 def test_choices_are_listed_in_the_help() -> None:
     choices = {(path, o.opts[0]): set(get_args(kind)) for path, o, kind in options() if get_args(kind)}
-    assert {key: found for key, found in choices.items() if not {str, Path} & found} == {
+    assert {key: result for key, result in choices.items() if not {str, Path} & result} == {
         **{(name, "--runtime"): {"auto", "torch", "onnx"} for name in ("classify", "rank", "serve")},
         **{(name, "--side"): {"both", "tail", "head"} for name in ("evaluate", "train")},
         **{(name, "--of"): {"biencoder", "vector", "kge"} for name in ("embeddings", "similar")},
@@ -429,10 +429,10 @@ def test_each_way_to_ask_has_ranks_of_its_own(cli: Cli, toy_run: Path, tmp_path:
     assert names == {
         "test.parquet", "test.few.5-triples.likelihood.rerank-0.parquet", "train.train.parquet",
     }  # fmt: skip
-    told = cli("evaluate", run, "--split", "train", "--json")
-    report = json.loads(told.stdout)
+    done = cli("evaluate", run, "--split", "train", "--json")
+    report = json.loads(done.stdout)
     assert report["triples_trained"] == report["triples"] > 0
-    assert "are training triples, too" in told.stderr
+    assert "are training triples, too" in done.stderr
     assert json.loads(cli("evaluate", run, "--json").stdout)["triples_trained"] == 0
 
 

@@ -85,12 +85,12 @@ def terminated(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
     ) as started:  # fmt: skip
         assert started.stderr is not None
-        said = ""
-        while "is served" not in said and started.poll() is None:
-            said += started.stderr.readline()
+        message = ""
+        while "is served" not in message and started.poll() is None:
+            message += started.stderr.readline()
         started.terminate()
         out, err = started.communicate(timeout=60)
-    return subprocess.CompletedProcess(arguments, started.returncode, out, said + err)
+    return subprocess.CompletedProcess(arguments, started.returncode, out, message + err)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))

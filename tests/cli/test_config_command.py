@@ -32,13 +32,13 @@ def test_what_is_printed_is_a_settings_file_with_the_defaults(tmp_path: Path) ->
 
 def test_every_setting_is_listed_with_its_meaning() -> None:
     text = printed()
-    found = json.loads(printed("--json"))
-    assert set(found) == names()
-    for name, setting in found.items():
+    parsed = json.loads(printed("--json"))
+    assert set(parsed) == names()
+    for name, setting in parsed.items():
         assert len(setting["description"]) > 10, name
         line = f"{name.partition('.')[2]} ="
         assert f"\n{line}" in text or f"\n# {line}" in text, name
-    assert found["training.epochs"] == {
+    assert parsed["training.epochs"] == {
         "default": 10,
         "description": TrainingSettings.model_fields["epochs"].description,
         "minimum": 0,

@@ -161,8 +161,8 @@ def test_triples_of_another_graph_are_asked_there(
     with (turned / "train.tsv").open("a") as more:
         more.write("new france\tadjoins\tnew paris\n")
     assert load_graph(str(turned)).relations.index["capital"] != other.relations.index["capital"]
-    found = kgmlm.classify(run, asked, graph=turned, progress=False).if_half_true
-    assert found == pytest.approx([row["probability_if_half_true"] for row in rows[1:]], rel=1e-3)
+    classified = kgmlm.classify(run, asked, graph=turned, progress=False).if_half_true
+    assert classified == pytest.approx([row["probability_if_half_true"] for row in rows[1:]], rel=1e-3)
     # A first line of names is left out of all files.
     headed = shutil.copytree(elsewhere, tmp_path / "headed")
     for name in ("train.tsv", "valid.tsv", "test.tsv"):
@@ -220,8 +220,8 @@ def test_probabilities_of_another_run_are_refused(cli: Cli, run: Path, tmp_path:
     assert cli("classify", run, asked, "-q").returncode == 0, "the same weights again are the same"
     chosen = opened.tuned
     opened = save_tuned(opened, type(chosen)(chosen.mixture.evenly("likelihood", 2.0)))
-    told = cli("rank", run, "--head", new(run)[0][0], "--relation", new(run)[0][1], "-q").stderr
-    assert "not fitted for the weights that it has now; `kgmlm calibrate" in told
+    printed = cli("rank", run, "--head", new(run)[0][0], "--relation", new(run)[0][1], "-q").stderr
+    assert "not fitted for the weights that it has now; `kgmlm calibrate" in printed
     assert "validation triples" in cli("calibrate", run).stdout
     assert cli("classify", run, asked, "-q").returncode == 0
     opened = save_model(opened, tuned_ranker(opened, "cpu"))
@@ -294,11 +294,11 @@ def test_probabilities_of_other_files_than_the_packs_are_left_out(
     file = kgmlm.pack(run, tmp_path / "a.kgmlm", calibrate=True, progress=False)
 
     def changed(contents: dict[str, Any], name: str) -> bytes:
-        found = json.loads(zipfile.ZipFile(file).read(FILE))
-        found["chosen_for"] = contents | {"weights": found["chosen_for"]["weights"]}
+        parsed = json.loads(zipfile.ZipFile(file).read(FILE))
+        parsed["chosen_for"] = contents | {"weights": parsed["chosen_for"]["weights"]}
         with zipfile.ZipFile(file) as archive:
             entries = {i.filename: archive.read(i) for i in archive.infolist()}
-        entries[FILE] = json.dumps(found).encode()
+        entries[FILE] = json.dumps(parsed).encode()
         about = json.loads(entries["pack.json"])
         about["files"][FILE] = Digest.of_bytes(entries[FILE]).model_dump()
         entries["pack.json"] = json.dumps(about).encode()
@@ -310,28 +310,28 @@ def test_probabilities_of_other_files_than_the_packs_are_left_out(
     right = hashlib.sha256(changed({}, "none.kgmlm")).hexdigest()
     changed({"likelihood": "0" * 64}, "other.kgmlm")
     changed({"likelihood": right}, "same.kgmlm")
-    found = [kgmlm.info(tmp_path / f"{name}.kgmlm").probabilities for name in ("none", "other", "same")]
-    assert found[:2] == [None, None]
-    assert found[2] is not None
-    assert found[2]["half"]["ece"] is not None
+    parsed = [kgmlm.info(tmp_path / f"{name}.kgmlm").probabilities for name in ("none", "other", "same")]
+    assert parsed[:2] == [None, None]
+    assert parsed[2] is not None
+    assert parsed[2]["half"]["ece"] is not None
 
 
 def test_what_a_run_is_says_what_probabilities_it_has(cli: Cli, run: Path, tmp_path: Path) -> None:
     run = copied(run, tmp_path)
     assert kgmlm.info(run).lines()["probabilities"] == ["none; `kgmlm calibrate` fits them"]
     figures = kgmlm.calibrate(run, progress=False)
-    told = json.loads(cli("info", run, "--json").stdout)["probabilities"]
-    assert told["half"]["auc"] == figures["half"]["auc"]
-    assert told["triples"] == figures["triples"]
-    assert datetime.fromisoformat(told["fitted"]).tzinfo is not None
+    answer = json.loads(cli("info", run, "--json").stdout)["probabilities"]
+    assert answer["half"]["auc"] == figures["half"]["auc"]
+    assert answer["triples"] == figures["triples"]
+    assert datetime.fromisoformat(answer["fitted"]).tzinfo is not None
     line, meaning = kgmlm.info(run).lines()["probabilities"]
     assert f"to {figures['triples']} triples of validation" in line
-    assert meaning == told["stands_for"]
+    assert meaning == answer["stands_for"]
     # A file that says nothing sensible of itself is shown as far as it goes.
-    found = json.loads((run / FILE).read_bytes())
+    parsed = json.loads((run / FILE).read_bytes())
     odd = {"at": 5, "command": [], "valid": {"half": {"ece": "x"}, "held_out": [3, {}], "triples": True}}
     for by in ({}, {"valid": 3}, odd):
-        (run / FILE).write_text(json.dumps({**found, "chosen_by": by}))
+        (run / FILE).write_text(json.dumps({**parsed, "chosen_by": by}))
         assert kgmlm.info(run).lines()["probabilities"][0].startswith("to 0 triples")
     (run / FILE).write_text("{")
     assert "refused: " in cli("info", run).stdout
@@ -370,13 +370,13 @@ def test_bad_input_is_one_sentence(cli: Cli, run: Path, tmp_path: Path) -> None:
     refused(cli("calibrate", run, "--lacking", 0), "--lacking is a number above 0")
     (head, relation, tail), *_ = new(run)
     asked = tmp_path / "asked.tsv"
-    for row, *said in (
+    for row, *message in (
         ((head, relation, "nowhere"), "asked.tsv:1", "no entity has the label or name 'nowhere'"),
         ((head, "no such", tail), "asked.tsv:1", "no relation has the label or name 'no such'"),
         ((head, relation, tail, "maybe"), "asked.tsv:1", "the label is 'maybe'"),
         ((head, relation), "expected 3 tab-separated columns, found 2"),
     ):
-        refused(cli("classify", run, table(asked, row)), *said)
+        refused(cli("classify", run, table(asked, row)), *message)
     table(asked, (head, relation, tail, "0"), (head, relation, tail, "-1"))
     refused(cli("classify", run, asked), "asked.tsv:2", "0 stood for false before")
     table(asked, ("head", "relation", "tail"), (head, relation, tail))

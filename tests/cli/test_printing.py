@@ -22,7 +22,7 @@ NAMES = ("Tokyo", "東京都千代田区丸の内一丁目九番地", "🗼 towe
 
 def answers(reasons: tuple[str, ...] = ()) -> list[Prediction]:
     """Five answers with the parts of eight signals."""
-    signals = ("likelihood", "vector", "kge", "rules", "types", "biencoder", "reverse", "conditional")
+    signals = ("likelihood", "vector", "kge", "rules", "types", "biencoder", "reverse")
     return [
         Prediction(
             n + 1, n, f"e{n}", name, 5.0 - n, n % 2 == 0, TOKENS,
@@ -105,8 +105,8 @@ def test_where_there_are_no_blocks_bars_are_of_signs(
 def test_answers_of_one_name_have_their_labels(
     toy: KnowledgeGraph, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [Prediction(n + 1, n, f"e{n}", name, -n, n > 1) for n, name in enumerate(("cat", "cat", "dog"))]
-    shown = "\n".join(printed(toy, found, capsys))
+    rows = [Prediction(n + 1, n, f"e{n}", name, -n, n > 1) for n, name in enumerate(("cat", "cat", "dog"))]
+    shown = "\n".join(printed(toy, rows, capsys))
     assert "cat (e0)" in shown
     assert "cat (e1)" in shown
     assert "(e2)" not in shown

@@ -110,9 +110,9 @@ def test_weights_are_chosen_again_on_all_of_validation(
     by_weights = evaluate(tuned, opened.graph, Protocol(split="valid")).report
     assert after.metrics["mrr"] == pytest.approx(by_weights["metrics"]["mrr"], abs=1e-6), "by what was chosen"
     assert kgmlm.evaluate(run, scores="likelihood", progress=False).values["chosen_by"] is None
-    told = cli("tune", run, "--max-triples", "3")
-    assert "text: validation MRR" in told.stdout
-    assert "one weight for all" in " ".join(told.stdout.split())
+    done = cli("tune", run, "--max-triples", "3")
+    assert "text: validation MRR" in done.stdout
+    assert "one weight for all" in " ".join(done.stdout.split())
     kept = (run / MIXTURE).read_bytes()
     (run / "graph" / "triples.arrow").write_bytes(b"")
     with pytest.raises(RunError, match=r"triples\.arrow has 0 bytes instead of"):

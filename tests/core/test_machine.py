@@ -135,8 +135,8 @@ def test_memory_is_what_a_control_group_of_the_first_version_allows(tmp_path: Pa
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000000\n",
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "1000000\n",
     }
-    found = machine.memory(laid(tmp_path, **files))
-    assert found == Memory(3_000_000 + 2000 * 1024, 2_000_000 + 2000 * 1024)
+    result = machine.memory(laid(tmp_path, **files))
+    assert result == Memory(3_000_000 + 2000 * 1024, 2_000_000 + 2000 * 1024)
 
 
 def test_memory_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,8 @@ def test_all_processes_have_what_each_knows() -> None:
         first = world.from_main(f"of {world.rank}")
         return world.gathered(world.rank), world.filled(known, mine).tolist(), first, world.main
 
-    found = together(2, job)
-    assert found == [([0, 1], [[0, 1, 0, 1, 0]] * 2, "of 0", main) for main in (True, False)]
+    result = together(2, job)
+    assert result == [([0, 1], [[0, 1, 0, 1, 0]] * 2, "of 0", main) for main in (True, False)]
     assert job(ALONE) == ([0], [[0] * 5] * 2, "of 0", True)
 
 
@@ -100,21 +100,21 @@ def test_an_evaluation_is_the_same_by_any_number_of_processes(
 ) -> None:
     def job(world: ProcessGroup) -> Any:
         done: list[tuple[int, int]] = []
-        found = evaluate(
+        evaluation = evaluate(
             fake(toy), toy, protocol, batch_size=2, by_relation=True, advance=lambda *n: done.append(n)
         )
         assert sum(n for n, _ in done) == (done[0][1] if done else 0), "the bar is full in the end"
-        return found
+        return evaluation
 
     alone = job(ALONE)
-    for found in together(size, job):
-        assert vars(found.ranks).keys() == vars(alone.ranks).keys()
+    for evaluation in together(size, job):
+        assert vars(evaluation.ranks).keys() == vars(alone.ranks).keys()
         for name, ranks_B in vars(alone.ranks).items():
-            assert np.array_equal(getattr(found.ranks, name), ranks_B)
-        assert found.scores_B.tolist() == alone.scores_B.tolist()
-        changed = {key for key, value in alone.report.items() if found.report[key] != value}
+            assert np.array_equal(getattr(evaluation.ranks, name), ranks_B)
+        assert evaluation.scores_B.tolist() == alone.scores_B.tolist()
+        changed = {key for key, value in alone.report.items() if evaluation.report[key] != value}
         assert changed <= {"seconds", "processes"}
-        assert found.report["processes"] == size
+        assert evaluation.report["processes"] == size
 
 
 def test_processes_with_other_triples_are_refused(toy: KnowledgeGraph) -> None:
@@ -130,8 +130,11 @@ def test_a_model_ranks_the_same_by_two_processes(
     ranker = make_ranker()
 
     def job(world: ProcessGroup) -> list[list[float]]:
-        found = evaluate(ranker, toy, Protocol(split="train"), batch_size=4)
-        return [x.tolist() for x in (found.scores_B, found.ranks.optimistic_B, found.ranks.pessimistic_B)]
+        evaluation = evaluate(ranker, toy, Protocol(split="train"), batch_size=4)
+        return [
+            x.tolist()
+            for x in (evaluation.scores_B, evaluation.ranks.optimistic_B, evaluation.ranks.pessimistic_B)
+        ]
 
     alone = job(ALONE)
     assert together(2, job) == [alone, alone]
@@ -296,7 +299,7 @@ def test_an_index_is_the_same_by_any_number_of_processes(
     }
     assert all(other.record == main.record and not len(other) for other in others)
     assert (main.part.width, main.part.ids.tolist()) == (alone.part.width, alone.part.ids.tolist())
-    one, other = (found.part.index.reconstruct_n(0, len(found)) for found in (main, alone))
+    one, other = (item.part.index.reconstruct_n(0, len(item)) for item in (main, alone))
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
@@ -356,6 +359,6 @@ def test_torchrun_ends_when_a_process_is_killed(toy_run: Path) -> None:
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode
-    said = [line for line in done.stderr.splitlines() if line.startswith("kgmlm:")]
-    assert len(said) == 1, done.stderr
-    assert "another of the 2 processes has ended" in said[0] or said == ["kgmlm: interrupted"]
+    rows = [line for line in done.stderr.splitlines() if line.startswith("kgmlm:")]
+    assert len(rows) == 1, done.stderr
+    assert "another of the 2 processes has ended" in rows[0] or rows == ["kgmlm: interrupted"]

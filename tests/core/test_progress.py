@@ -47,9 +47,9 @@ def test_a_log_file_gets_a_line_per_minute(
         now += 60.0
         watch("validating", 2, 8)
     lines = [line for line in capsys.readouterr().err.splitlines() if "━" not in line]
-    told = [line.split("  left")[0] for line in lines]
+    rows = [line.split("  left")[0] for line in lines]
     steps = [f"training {step}/10  loss 2.000" for step in (3, 6, 9)]
-    assert [line for line in told if line] == [*steps, "validating 4/8"]
+    assert [line for line in rows if line] == [*steps, "validating 4/8"]
 
 
 def test_a_training_may_be_expected_to_end_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_nobody_hears_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_function_is_told_how_much_was_just_done() -> None:
     heard: list[tuple[str, int, int]] = []
-    watch = watcher_of(lambda *told: heard.append(told))
+    watch = watcher_of(lambda *messages: heard.append(messages))
     assert isinstance(watch, Calls)
     work(watch)
     done: dict[str, int] = {}

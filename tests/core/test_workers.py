@@ -88,35 +88,35 @@ def by_ray(toy_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dic
             env=environment, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found, folder
+    parsed: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return parsed, folder
 
 
 @pytest.mark.slow
 def test_ray_lists_what_one_process_does(
     by_ray: tuple[dict[str, Any], Path], toy_run: Path, tmp_path: Path
 ) -> None:
-    found, folder = by_ray
+    result, folder = by_ray
     here = kgmlm.complete(toy_run, tmp_path / "here", device="cpu", **LISTED, progress=False)
     assert (tmp_path / "here").read_bytes() == (folder / "there").read_bytes()
-    assert found["asked"] == found["queries"] == here["queries"]
+    assert result["asked"] == result["queries"] == here["queries"]
 
 
 @pytest.mark.slow
 def test_ray_evaluates_and_ranks_as_one_process_does(
     by_ray: tuple[dict[str, Any], Path], toy_run: Path
 ) -> None:
-    found, _ = by_ray
+    result, _ = by_ray
     alone = report_of(kgmlm.evaluate(toy_run, device="cpu", progress=False, **EVALUATED))
-    assert found["report"] == json.loads(json.dumps(alone))
+    assert result["report"] == json.loads(json.dumps(alone))
     ranked = kgmlm.open_run(toy_run, device="cpu").rank(ASKED, k=3).to_dict("records")
-    assert found["ranked"] == json.loads(json.dumps(ranked))
+    assert result["ranked"] == json.loads(json.dumps(ranked))
 
 
 @pytest.mark.slow
 def test_what_rays_workers_lose_others_make(by_ray: tuple[dict[str, Any], Path]) -> None:
-    found, folder = by_ray
-    assert found["sizes"] == [n * 10 for n in range(7)]
+    result, folder = by_ray
+    assert result["sizes"] == [n * 10 for n in range(7)]
     work = Files(folder / "lost")
     assert work.made() == {f"made-{n}": "x" for n in range(7)}, "nothing is lost, nothing made twice"
     begun = [p.name.rpartition("-")[2] for p in work.folder.glob("begun-*")]
@@ -126,8 +126,8 @@ def test_what_rays_workers_lose_others_make(by_ray: tuple[dict[str, Any], Path])
 
 @pytest.mark.slow
 def test_what_is_raised_in_rays_workers_is_raised_here(by_ray: tuple[dict[str, Any], Path]) -> None:
-    found, _ = by_ray
-    assert found["refused"] == ["DataError", "1 cannot be made"]
-    kind, why = found["ending"]
+    result, _ = by_ray
+    assert result["refused"] == ["DataError", "1 cannot be made"]
+    kind, why = result["ending"]
     assert kind == "RunError"
     assert re.match(r"\d workers ended one after the other .*; try again with fewer --workers", why)

@@ -23,8 +23,8 @@ def ranks(optimistic: list[int] | np.ndarray, candidates: int = 1000) -> pd.Data
 def test_a_difference_is_that_of_the_means_and_its_sign_says_who_is_better() -> None:
     rng = np.random.default_rng(0)
     first = rng.integers(2, 40, 600)
-    found = {d.metric: d for d in compare_ranks(ranks(first), ranks(first - 1), draws=500)}
-    mrr = found["mrr"]
+    comparison = {d.metric: d for d in compare_ranks(ranks(first), ranks(first - 1), draws=500)}
+    mrr = comparison["mrr"]
     assert mrr.a == pytest.approx(np.mean(1 / first))
     assert mrr.b == pytest.approx(np.mean(1 / (first - 1)))
     assert mrr.low < mrr.difference < mrr.high
@@ -58,20 +58,20 @@ def test_the_interval_holds_ninety_five_percent() -> None:
     gains = np.random.default_rng(3).random(n) < 0.3
     first = np.full(2 * n, 2)
     second = np.where(np.tile(gains, 2), 1, 2)  # both queries of a triple move together
-    found = {d.metric: d for d in compare_ranks(ranks(first), ranks(second), draws=20_000)}["hits_at_1"]
+    comparison = {d.metric: d for d in compare_ranks(ranks(first), ranks(second), draws=20_000)}["hits_at_1"]
     mean, error = gains.mean(), gains.std() / np.sqrt(n)
-    assert (found.low - mean) / error == pytest.approx(-1.96, abs=0.08)
-    assert (found.high - mean) / error == pytest.approx(1.96, abs=0.08)
+    assert (comparison.low - mean) / error == pytest.approx(-1.96, abs=0.08)
+    assert (comparison.high - mean) / error == pytest.approx(1.96, abs=0.08)
 
 
 def test_sides_are_compared_apart() -> None:
     first, second = ranks([2, 4, 6, 8]), ranks([2, 4, 3, 4])
-    found = {
+    results = {
         (d.side, d.metric): d.difference
         for d in compare_ranks(first, second, sides=("head", "tail"), draws=100)
     }
-    assert found["head", "mrr"] == 0
-    assert found["tail", "mrr"] == pytest.approx((1 / 3 + 1 / 4 - 1 / 6 - 1 / 8) / 2)
+    assert results["head", "mrr"] == 0
+    assert results["tail", "mrr"] == pytest.approx((1 / 3 + 1 / 4 - 1 / 6 - 1 / 8) / 2)
     with pytest.raises(DataError, match="a side is head, tail, both, not 'left'"):
         compare_ranks(first, second, sides=("left",))
 
@@ -88,18 +88,18 @@ def test_the_queries_of_a_triple_count_together() -> None:
 
 
 def test_hits_count_ranks_up_to_their_number() -> None:
-    found = {d.metric: d for d in compare_ranks(ranks([1, 2, 3, 4]), ranks([10, 11, 3, 10]), draws=10)}
-    assert set(found) == {"mrr", "hits_at_1", "hits_at_3", "hits_at_10"}
-    assert [(found[f"hits_at_{k}"].a, found[f"hits_at_{k}"].b) for k in (1, 3, 10)] == [
+    comparison = {d.metric: d for d in compare_ranks(ranks([1, 2, 3, 4]), ranks([10, 11, 3, 10]), draws=10)}
+    assert set(comparison) == {"mrr", "hits_at_1", "hits_at_3", "hits_at_10"}
+    assert [(comparison[f"hits_at_{k}"].a, comparison[f"hits_at_{k}"].b) for k in (1, 3, 10)] == [
         (0.25, 0.0), (0.75, 0.25), (1.0, 0.75),
     ]  # fmt: skip
 
 
 def test_ties_count_half() -> None:
     tied = ranks([1, 1]).assign(pessimistic=3)
-    found = {d.metric: d for d in compare_ranks(ranks([1, 1]), tied, draws=10)}
-    assert found["mrr"].b == 0.5
-    assert found["hits_at_1"].b == 0
+    comparison = {d.metric: d for d in compare_ranks(ranks([1, 1]), tied, draws=10)}
+    assert comparison["mrr"].b == 0.5
+    assert comparison["hits_at_1"].b == 0
 
 
 def test_chance_is_drawn_by_the_seed_and_two_thousand_times() -> None:
@@ -116,8 +116,8 @@ def test_in_however_many_parts_chance_is_drawn(monkeypatch: pytest.MonkeyPatch) 
     same = ranks(np.random.default_rng(0).integers(1, 40, 100))
     assert {d.p for d in compare_ranks(same, same, draws=100)} == {1.0}
     better = ranks(np.full(100, 2)), ranks(np.full(100, 1))
-    (found,) = (d for d in compare_ranks(*better, draws=100) if d.metric == "mrr")
-    assert (found.low, found.high, found.p) == (0.5, 0.5, 1 / 101)
+    (comparison,) = (d for d in compare_ranks(*better, draws=100) if d.metric == "mrr")
+    assert (comparison.low, comparison.high, comparison.p) == (0.5, 0.5, 1 / 101)
 
 
 def test_a_side_that_nobody_asked_is_left_out() -> None:
@@ -125,19 +125,19 @@ def test_a_side_that_nobody_asked_is_left_out() -> None:
     heads = heads[heads["target"] == "head"]
     tails = heads.assign(target="tail")
     for table, side in ((heads, "head"), (tails, "tail")):
-        found = compare_ranks(table, table, sides=("head", "tail"), draws=10)
-        assert {d.side for d in found} == {side}
+        comparison = compare_ranks(table, table, sides=("head", "tail"), draws=10)
+        assert {d.side for d in comparison} == {side}
 
 
 def test_what_is_printed_as_json() -> None:
-    found = compare_ranks(ranks([2, 2]), ranks([1, 2]), draws=10)
-    printed = differences_json(found, 2)
+    comparison = compare_ranks(ranks([2, 2]), ranks([1, 2]), draws=10)
+    printed = differences_json(comparison, 2)
     assert printed["queries"] == 2
     assert len(printed["differences"]) == 4
     first = printed["differences"][0]
     assert first == {
         "metric": "mrr", "side": "both", "a": 0.5, "b": 0.75, "difference": 0.25,
-        "low": found[0].low, "high": found[0].high, "p": found[0].p,
+        "low": comparison[0].low, "high": comparison[0].high, "p": comparison[0].p,
     }  # fmt: skip
 
 

@@ -25,9 +25,9 @@ NEW = EntityTable(["atl"], ["Atlantis"], ["a lost island"])
 
 def evaluated(run: Any, **options: Any) -> tuple[dict[str, Any], list[list[int]]]:
     """A report but for what differs by who has made it; and the ranks."""
-    found = kgmlm.evaluate(run, **{"progress": False, "device": "cpu", **options})
-    ranks = found.evaluation.ranks
-    return report_of(found), [x.tolist() for x in (ranks.optimistic_B, ranks.pessimistic_B)]
+    report = kgmlm.evaluate(run, **{"progress": False, "device": "cpu", **options})
+    ranks = report.evaluation.ranks
+    return report_of(report), [x.tolist() for x in (ranks.optimistic_B, ranks.pessimistic_B)]
 
 
 def test_a_worker_opens_what_is_evaluated(

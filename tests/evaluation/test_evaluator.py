@@ -288,10 +288,10 @@ def test_negatives_are_drawn_as_grail_draws_them(toy: KnowledgeGraph) -> None:
 
     protocol = load_protocol(PROTOCOLS / "inductive-grail.toml")
     assert (protocol.negatives, protocol.filter, protocol.candidates) == (49, ("train",), "graph")
-    found = evaluate(Telling(len(toy.entities), ""), toy, protocol)
-    assert (found.ranks.candidates_B == 50).all(), "49 of 31 entities, with replacement"
-    assert found.report["candidates"]["negatives"] == {"count": 49, "by": "grail", "least": 49}
-    assert "both.realistic.hits_at_10" in found.report["metrics"]
+    evaluation = evaluate(Telling(len(toy.entities), ""), toy, protocol)
+    assert (evaluation.ranks.candidates_B == 50).all(), "49 of 31 entities, with replacement"
+    assert evaluation.report["candidates"]["negatives"] == {"count": 49, "by": "grail", "least": 49}
+    assert "both.realistic.hits_at_10" in evaluation.report["metrics"]
     queries, answers = toy.queries("test")
     everyone = np.arange(len(toy.entities))
     many = protocol.model_copy(update={"negatives": 2000})
@@ -303,7 +303,7 @@ def test_negatives_are_drawn_as_grail_draws_them(toy: KnowledgeGraph) -> None:
         assert ranks.optimistic_B[b] - 1 == pytest.approx(2000 * above, abs=120)
         assert ranks.pessimistic_B[b] - ranks.optimistic_B[b] == pytest.approx(2000 * ties, abs=50)
     again = evaluate(Telling(len(toy.entities), ""), toy, protocol)
-    assert (again.ranks.optimistic_B == found.ranks.optimistic_B).all()
+    assert (again.ranks.optimistic_B == evaluation.ranks.optimistic_B).all()
 
 
 def test_every_protocol_file_is_valid() -> None:
@@ -348,11 +348,11 @@ def test_a_missed_answer_ranks_behind_all_that_is_found(
     assert whole.report["retrieval"]["recall"] == {"tail": 1, "head": 1, "both": 1}
     assert whole.report["retrieval"]["mrr_lost"] == pytest.approx(0)
     few = evaluate(ranker, toy, Protocol(), retrieval=Retrieval(index, 6))
-    found = few.report["retrieval"]
-    assert found["exact"]["mrr"] == pytest.approx(exact.report["metrics"]["mrr"])
-    assert 0 < found["recall"]["both"] < 1
+    result = few.report["retrieval"]
+    assert result["exact"]["mrr"] == pytest.approx(exact.report["metrics"]["mrr"])
+    assert 0 < result["recall"]["both"] < 1
     missed = few.scores_B <= MISSED
-    assert missed.mean() == pytest.approx(1 - found["recall"]["both"])
+    assert missed.mean() == pytest.approx(1 - result["recall"]["both"])
     # Those that were found keep their ranks; the others are level with all that were not.
     assert np.array_equal(few.ranks.optimistic_B[~missed], exact.ranks.optimistic_B[~missed])
     assert np.array_equal(few.ranks.pessimistic_B[missed], few.ranks.candidates_B[missed])
@@ -370,15 +370,15 @@ def test_a_triple_that_is_there_twice_is_ranked_among_the_same_negatives(
 ) -> None:
     test = toy.splits["test"]
     graph = replace(toy, splits={**toy.splits, "test": np.concatenate([test, test[:3]])})
-    found = run(graph, negatives=5, negatives_by=by)
+    result = run(graph, negatives=5, negatives_by=by)
     once = run(toy, negatives=5, negatives_by=by)
     count = len(test)
-    for ranks_B, single_B in zip(vars(found.ranks).values(), vars(once.ranks).values(), strict=True):
+    for ranks_B, single_B in zip(vars(result.ranks).values(), vars(once.ranks).values(), strict=True):
         heads, tails = np.split(ranks_B, 2)
         assert heads[count:].tolist() == heads[:3].tolist()
         assert tails[count:].tolist() == tails[:3].tolist()
         assert heads[:count].tolist() == np.split(single_B, 2)[0].tolist(), "drawn as ever"
-    found.write_ranks(tmp_path / "ranks.parquet")
+    result.write_ranks(tmp_path / "ranks.parquet")
     assert len(read_ranks(tmp_path / "ranks.parquet")) == 2 * (count + 3)
 
 
@@ -521,12 +521,12 @@ def test_a_triple_that_a_constraint_denies_is_counted_and_ranks_last() -> None:
     graph = build_graph(
         "g", {"train": [("a", "r", "b"), ("c", "s", "b")], "test": [("a", "r", "a"), ("b", "r", "c")]}
     )
-    found = evaluate(Constrained(3, Possible(np.array([True, False]))), graph, Protocol())
-    assert found.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
-    loops = (found.triples[:, 0] == found.triples[:, 2]).nonzero()[0]
+    evaluation = evaluate(Constrained(3, Possible(np.array([True, False]))), graph, Protocol())
+    assert evaluation.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
+    loops = (evaluation.triples[:, 0] == evaluation.triples[:, 2]).nonzero()[0]
     for b in (*loops, *(loops + 2)):
-        assert found.ranks.optimistic_B[b] == found.ranks.candidates_B[b]
-    assert (found.scores_B[np.append(loops, loops + 2)] < MISSED).all()
+        assert evaluation.ranks.optimistic_B[b] == evaluation.ranks.candidates_B[b]
+    assert (evaluation.scores_B[np.append(loops, loops + 2)] < MISSED).all()
 
 
 class Watched(Constrained):
@@ -558,22 +558,22 @@ def test_scores_without_constraints_are_asked_for_only_where_they_are_compared(
     free.asked = ranker.asked
     ranker.unconstrained = lambda: free  # type: ignore[method-assign]
     done: list[tuple[int, int]] = []
-    found = evaluate(
+    evaluation = evaluate(
         ranker, toy, Protocol.model_validate(protocol), batch_size=7,
         advance=lambda n, total: done.append((n, total)),
     )  # fmt: skip
     assert {id(of) for of, _ in ranker.asked} == {id(ranker), *([id(free)] if twice else [])}
     assert {size for _, size in ranker.asked} == {7}
-    assert sum(n for n, _ in done) == 2 * found.report["triples"]
-    assert {total for _, total in done} == {2 * found.report["triples"]}
+    assert sum(n for n, _ in done) == 2 * evaluation.report["triples"]
+    assert {total for _, total in done} == {2 * evaluation.report["triples"]}
 
 
 def test_where_a_constraint_touches_no_query_it_changes_nothing(toy: KnowledgeGraph) -> None:
     unasked = np.ones(len(toy.relations), np.bool_)
     unasked[toy.splits["test"][:, 1]] = False
     ranker = Constrained(len(toy.entities), Possible(unasked))
-    found = [evaluate(r, toy, Protocol()).report["metrics"] for r in (ranker, ranker.unconstrained())]
-    assert found[0] == found[1]
+    evaluation = [evaluate(r, toy, Protocol()).report["metrics"] for r in (ranker, ranker.unconstrained())]
+    assert evaluation[0] == evaluation[1]
 
 
 def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,13 +583,13 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     ranker = fake(toy)
     ranker.truncated_N[[3, 4]] = True
     protocol = Protocol(max_triples=5, seed=3, pykeen=True)
-    found = evaluate(
+    evaluation = evaluate(
         ranker, toy, protocol, by_relation=True, advance=lambda n, total: done.append((n, total))
     )
-    report = found.report
+    report = evaluation.report
     asked = Scope.of(toy).sampled(protocol)
-    assert found.graph is toy
-    assert (found.triples == asked).all()
+    assert evaluation.graph is toy
+    assert (evaluation.triples == asked).all()
     distinct = {(int(x), int(r), tail) for h, r, t in asked for x, tail in ((h, True), (t, False))}
     assert sum(n for n, _ in done) == 2 * report["triples"]
     assert report["queries"] == len(distinct)
@@ -606,7 +606,7 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     heads, tails = unseen_T[:, 0], unseen_T[:, 2]  # of a triple's two queries each is once asked about
     roles = report["breakdown"]["unseen_role"]
     assert heads.sum() != tails.sum()
-    tail_B = found.tail_B
+    tail_B = evaluation.tail_B
     answer, known = (
         np.where(tail_B, *np.tile([tails, heads], 2)),
         np.where(tail_B, *np.tile([heads, tails], 2)),
@@ -614,7 +614,7 @@ def test_a_report_says_what_was_done(toy: KnowledgeGraph, monkeypatch: pytest.Mo
     for name, mask in (("answer", answer & ~known), ("known", known & ~answer), ("both", answer & known)):
         assert roles[name]["count"] == mask.sum()
         if mask.any():
-            ranks = found.ranks[mask].of_type("realistic")
+            ranks = evaluation.ranks[mask].of_type("realistic")
             assert roles[name]["mrr"] == pytest.approx((1 / ranks).mean())
     assert report["candidates"]["names_truncated"] == 2
     assert report["candidates"]["without_description"] == toy.entities.column("description").count("")
@@ -645,13 +645,13 @@ def test_a_scope_is_evaluated_as_it_is(toy: KnowledgeGraph) -> None:
 def test_nothing_is_compared_with_pykeen_among_negatives(
     toy: KnowledgeGraph, protocol: dict[str, Any]
 ) -> None:
-    found = run(toy, **protocol)
-    assert "pykeen_comparable" not in found.report
+    result = run(toy, **protocol)
+    assert "pykeen_comparable" not in result.report
     if protocol.get("negatives_by") == "expectation":  # nothing is drawn: ranks are among all
-        assert (found.ranks.candidates_B == run(toy).ranks.candidates_B).all()
-        assert all(".expected." in key for key in found.report["metrics"])
+        assert (result.ranks.candidates_B == run(toy).ranks.candidates_B).all()
+        assert all(".expected." in key for key in result.report["metrics"])
     else:
-        assert (found.ranks.candidates_B == 6).all()
+        assert (result.ranks.candidates_B == 6).all()
 
 
 def test_a_graph_without_training_has_nothing_to_compare() -> None:

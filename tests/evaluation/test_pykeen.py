@@ -162,11 +162,11 @@ def test_ranks_are_those_of_pykeens_evaluator(
     if retrieval is None:  # which PyKEEN knows nothing of
         compared.append((ours["pykeen_comparable"]["metrics"], by_pykeen(toy, scored, as_pykeen_loads=True)))
     assert not toy.seen_N.all()
-    for found, theirs in compared:
-        shared = found.keys() & theirs.keys()
+    for comparison, theirs in compared:
+        shared = comparison.keys() & theirs.keys()
         assert len(shared) > 70
         for key in shared:
-            assert found[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-6), key
+            assert comparison[key] == pytest.approx(theirs[key], rel=1e-6, abs=1e-6), key
 
 
 @pytest.mark.parametrize(("known", "side"), [({"head": "france"}, "tail"), ({"tail": "paris"}, "head")])

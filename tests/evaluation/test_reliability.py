@@ -20,15 +20,15 @@ def drawn(count: int, seed: int = 0) -> tuple[BoolArray, FloatArray]:
 def test_figures_are_those_of_scikit_learn() -> None:
     labels, probabilities = drawn(500)
     weights = np.random.default_rng(1).random(500) + 0.1
-    found = measured(labels, probabilities, weights, draws=0)
+    figures = measured(labels, probabilities, weights, draws=0)
     asked = {"sample_weight": weights}
-    assert found["brier"] == pytest.approx(metrics.brier_score_loss(labels, probabilities, **asked))
-    assert found["log_loss"] == pytest.approx(metrics.log_loss(labels, probabilities, **asked))
-    assert found["auc"] == pytest.approx(metrics.roc_auc_score(labels, probabilities, **asked))
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, probabilities >= 0.5, **asked))
+    assert figures["brier"] == pytest.approx(metrics.brier_score_loss(labels, probabilities, **asked))
+    assert figures["log_loss"] == pytest.approx(metrics.log_loss(labels, probabilities, **asked))
+    assert figures["auc"] == pytest.approx(metrics.roc_auc_score(labels, probabilities, **asked))
+    assert figures["accuracy"] == pytest.approx(metrics.accuracy_score(labels, probabilities >= 0.5, **asked))
     precision = metrics.average_precision_score(labels, probabilities, **asked)
-    assert found["average_precision"] == pytest.approx(precision)
-    assert (found["positives"], found["negatives"]) == (labels.sum(), 500 - labels.sum())
+    assert figures["average_precision"] == pytest.approx(precision)
+    assert (figures["positives"], figures["negatives"]) == (labels.sum(), 500 - labels.sum())
     assert measured(np.array([True]), np.array([0.5]), np.ones(1), draws=0)["accuracy"] == 1.0
 
 
@@ -47,11 +47,11 @@ def test_right_probabilities_have_a_small_error_and_wrong_ones_a_large_one() -> 
     ones = np.ones(len(labels))
     assert binned(labels, probabilities, ones).error < 0.01
     assert binned(labels, probabilities**3, ones).error > 0.1
-    found = measured(labels, probabilities, ones, draws=50)
-    low, high = found["ece_95"]
+    result = measured(labels, probabilities, ones, draws=50)
+    low, high = result["ece_95"]
     assert 0 < low < high < 0.02
-    assert found["ece_95"] == measured(labels, probabilities, ones, draws=50, seed=0)["ece_95"]
-    assert found["ece_95"] != measured(labels, probabilities, ones, draws=50, seed=1)["ece_95"]
+    assert result["ece_95"] == measured(labels, probabilities, ones, draws=50, seed=0)["ece_95"]
+    assert result["ece_95"] != measured(labels, probabilities, ones, draws=50, seed=1)["ece_95"]
 
 
 def test_the_interval_holds_ninety_five_percent_of_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,9 @@ def test_the_interval_holds_ninety_five_percent_of_the_draws(monkeypatch: pytest
 
 def test_bins_have_the_same_mass_and_equal_probabilities_share_one() -> None:
     labels, probabilities = drawn(1500)
-    found = binned(labels, probabilities, np.ones(1500))
-    assert found.mass_K == pytest.approx(np.full(BINS, 1 / BINS))
-    assert (np.diff(found.predicted_K) > 0).all()
+    values = binned(labels, probabilities, np.ones(1500))
+    assert values.mass_K == pytest.approx(np.full(BINS, 1 / BINS))
+    assert (np.diff(values.predicted_K) > 0).all()
     uneven = binned(np.array([True, False]), np.array([0.1, 0.2]), np.array([5.0, 1.0]), bins=2)
     assert uneven.predicted_K == pytest.approx([0.1, 0.2])  # the middles of their masses are 2.5 and 5.5 of 6
     assert uneven.mass_K == pytest.approx([5 / 6, 1 / 6])

@@ -22,8 +22,8 @@ def test_the_breakdown_counts_every_rank_once(toy: KnowledgeGraph) -> None:
 
 def test_half_links_are_those_that_training_triples_have(toy: KnowledgeGraph) -> None:
     """Against a loop over all training triples."""
-    found = run(toy)
-    parts = found.report["breakdown"]["unseen_half_link"]
+    result = run(toy)
+    parts = result.report["breakdown"]["unseen_half_link"]
     train = {tuple(x) for x in toy.splits["train"].tolist()}
     heads, tails = {(h, r) for h, r, _ in train}, {(r, t) for _, r, t in train}
     expected = dict.fromkeys(("answer", "query", "both", "neither"), 0)
@@ -34,7 +34,7 @@ def test_half_links_are_those_that_training_triples_have(toy: KnowledgeGraph) ->
     assert {name: part["count"] for name, part in parts.items()} == expected
     assert sum(count > 0 for count in expected.values()) >= 3
     whole = sum(part["mrr"] * part["count"] for part in parts.values() if part["count"])
-    assert whole / len(found.ranks) == pytest.approx(found.report["metrics"]["mrr"])
+    assert whole / len(result.ranks) == pytest.approx(result.report["metrics"]["mrr"])
 
 
 def test_relations_are_reported_apart(toy: KnowledgeGraph) -> None:

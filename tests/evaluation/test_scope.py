@@ -103,9 +103,11 @@ def test_what_a_run_was_chosen_on_is_counted(toy: KnowledgeGraph) -> None:
         "other", {"train": [("x", "borders", "y")], "test": [*chosen_on, ("x", "borders", "z")]}
     )
     scope = Scope.inductive(toy, other, Protocol(candidates="graph"), allow_seen_entities=True)
-    found = [evaluate(fake(s.graph), s, Protocol(candidates="graph")).report for s in (scope, Scope.of(toy))]
-    assert [r["triples_validated"] for r in found] == [len(chosen_on), 0]
-    assert [r["triples_trained"] for r in found] == [0, 0]
+    evaluation = [
+        evaluate(fake(s.graph), s, Protocol(candidates="graph")).report for s in (scope, Scope.of(toy))
+    ]
+    assert [r["triples_validated"] for r in evaluation] == [len(chosen_on), 0]
+    assert [r["triples_trained"] for r in evaluation] == [0, 0]
 
 
 def test_a_new_relation_is_refused_unless_allowed(toy: KnowledgeGraph) -> None:

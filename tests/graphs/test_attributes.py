@@ -46,11 +46,11 @@ def test_descriptions_begin_with_attributes(folder: Path) -> None:
 
 
 def test_there_is_room_for_some(folder: Path) -> None:
-    found = attribute_text([(f"attribute {i}", str(i)) for i in range(20)])
-    assert len(found.replace(";", " ;").split()) <= TOKENS
-    assert found.startswith("attribute 0 0; attribute 1 1; ")
+    result = attribute_text([(f"attribute {i}", str(i)) for i in range(20)])
+    assert len(result.replace(";", " ;").split()) <= TOKENS
+    assert result.startswith("attribute 0 0; attribute 1 1; ")
     dates = attribute_text([(f"attribute {i}", "+1998-04-01T00:00:00Z") for i in range(20)])
-    assert 1 <= dates.count("1998-04-01") < found.count("attribute"), "a date is several tokens"
+    assert 1 <= dates.count("1998-04-01") < result.count("attribute"), "a date is several tokens"
 
 
 def test_what_is_too_long_is_left_out(folder: Path) -> None:

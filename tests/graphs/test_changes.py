@@ -27,13 +27,13 @@ def change(
 
 
 def test_what_was_there_keeps_its_id(toy: KnowledgeGraph) -> None:
-    found = change(toy, [("iceland", "located_in", "europe"), ("iceland", "has_neighbor", "france")])
-    grown = found.graph
-    assert (found.entities, found.relations, len(found.added)) == (1, 1, 2)
+    result = change(toy, [("iceland", "located_in", "europe"), ("iceland", "has_neighbor", "france")])
+    grown = result.graph
+    assert (result.entities, result.relations, len(result.added)) == (1, 1, 2)
     assert grown.entities.column("label")[: len(toy.entities)] == toy.entities.column("label")
     assert [r.label for r in grown.relations][: len(toy.relations)] == [r.label for r in toy.relations]
     assert grown.relations[len(toy.relations)].name == "has neighbor"
-    assert grown.labeled(found.added) == [
+    assert grown.labeled(result.added) == [
         ("iceland", "located_in", "europe"),
         ("iceland", "has_neighbor", "france"),
     ]
@@ -42,10 +42,10 @@ def test_what_was_there_keeps_its_id(toy: KnowledgeGraph) -> None:
 
 
 def test_ends_are_labels_or_names(toy: KnowledgeGraph) -> None:
-    found = change(toy, [("Portugal", "has the capital", "paris"), ("Iceland", "located_in", "Europe")])
-    assert (found.entities, found.alike) == (1, ())
-    assert found.graph.labeled(found.added)[0] == ("portugal", "capital", "paris")
-    assert found.graph.entities[len(toy.entities)].label == "Iceland"
+    result = change(toy, [("Portugal", "has the capital", "paris"), ("Iceland", "located_in", "Europe")])
+    assert (result.entities, result.alike) == (1, ())
+    assert result.graph.labeled(result.added)[0] == ("portugal", "capital", "paris")
+    assert result.graph.entities[len(toy.entities)].label == "Iceland"
 
 
 ALIKE = ["PORTUGAL", " Portugal", "port_ugal", "Port ugal", "10²", "102", "①", "1", "n_1", "n 1"]
@@ -53,10 +53,10 @@ ALIKE = ["PORTUGAL", " Portugal", "port_ugal", "Port ugal", "10²", "102", "①"
 
 def test_labels_that_are_nearly_alike_stay_apart_and_are_listed(toy: KnowledgeGraph) -> None:
     rows = [(label, "located_in", "Europe") for label in ALIKE]
-    found = change(toy, rows)
-    assert found.entities == len(found.added) == len(ALIKE), "byte for byte, as training has them"
-    assert found.graph.entities.column("label")[len(toy.entities) :] == ALIKE
-    assert {(pair.new, pair.known) for pair in found.alike} == {
+    result = change(toy, rows)
+    assert result.entities == len(result.added) == len(ALIKE), "byte for byte, as training has them"
+    assert result.graph.entities.column("label")[len(toy.entities) :] == ALIKE
+    assert {(pair.new, pair.known) for pair in result.alike} == {
         ("PORTUGAL", "portugal"),
         (" Portugal", "portugal"),
         ("Port ugal", "port_ugal"),
@@ -64,24 +64,24 @@ def test_labels_that_are_nearly_alike_stay_apart_and_are_listed(toy: KnowledgeGr
         ("1", "①"),
         ("n 1", "n_1"),
     }
-    again = change(found.graph, [("n  1", "LOCATED_IN", "europe"), ("n 1", "located_in", "france")])
+    again = change(result.graph, [("n  1", "LOCATED_IN", "europe"), ("n 1", "located_in", "france")])
     assert (again.entities, again.relations) == (1, 1), "a name that was made of a label is no name"
     assert {(pair.what, pair.new) for pair in again.alike} == {("entity", "n  1"), ("relation", "LOCATED_IN")}
 
 
 def test_names_that_are_nearly_alike_are_taken_on_request(toy: KnowledgeGraph) -> None:
     rows = [("PORTUGAL", "Located in", "europe"), ("n_1", "borders", "france"), ("N 1", "borders", "italy")]
-    found = changed(toy, GivenTriples(rows), match_names=True)
-    assert (found.entities, found.relations, found.alike) == (1, 0, ())
-    labeled = found.graph.labeled(found.added)
+    result = changed(toy, GivenTriples(rows), match_names=True)
+    assert (result.entities, result.relations, result.alike) == (1, 0, ())
+    labeled = result.graph.labeled(result.added)
     assert ("n_1", "borders", "italy") in labeled
-    assert found.known + len(labeled) == 3
+    assert result.known + len(labeled) == 3
 
 
 def test_an_alias_is_nearly_alike(toy: KnowledgeGraph) -> None:
     graph = toy.extended(EntityTable(["isl"], ["Iceland"], aliases=["Ísland|ice land"]))
-    found = change(graph, [("Ice_land", "located_in", "europe")])
-    assert [(pair.new, pair.known) for pair in found.alike] == [("Ice_land", "isl")]
+    result = change(graph, [("Ice_land", "located_in", "europe")])
+    assert [(pair.new, pair.known) for pair in result.alike] == [("Ice_land", "isl")]
     matched = changed(graph, GivenTriples([("Ice_land", "located_in", "europe")]), match_names=True)
     assert (matched.entities, matched.graph.labeled(matched.added)[0][0]) == (0, "isl")
 
@@ -91,8 +91,8 @@ def test_what_is_removed_or_false_is_named_exactly(toy: KnowledgeGraph) -> None:
     for options in ({"remove": [row]}, {"false": [row]}):
         with pytest.raises(QueryError, match="exactly the label or name 'FRANCE', and 'france' is nearly"):
             change(toy, [], **options)  # type: ignore[arg-type]
-    found = changed(toy, GivenTriples(()), remove=GivenTriples([row]), match_names=True)
-    assert len(found.removed) == 1
+    result = changed(toy, GivenTriples(()), remove=GivenTriples([row]), match_names=True)
+    assert len(result.removed) == 1
 
 
 def test_a_triple_goes_back_to_where_it_was(toy: KnowledgeGraph) -> None:
@@ -120,46 +120,46 @@ def test_given_triples_may_say_what_is_false(toy: KnowledgeGraph) -> None:
     given = GivenTriples(
         [("iceland", "located_in", "europe"), ("iceland", "borders", "france")], true=np.array([True, False])
     )
-    found = changed(toy, given)
-    assert (len(found.added), found.false, found.entities) == (1, 1, 1)
+    result = changed(toy, given)
+    assert (len(result.added), result.false, result.entities) == (1, 1, 1)
     with pytest.raises(DataError, match="have no column 'label'"):
         changed(toy, GivenTriples(()), remove=given)
 
 
 def test_new_entities_have_their_texts(toy: KnowledgeGraph) -> None:
     table = EntityTable(["isl"], ["Iceland"], ["island in the Atlantic"])
-    found = change(toy, [("Iceland", "located_in", "europe")], entities=table)
-    assert found.entities == 1
-    assert found.graph.labeled(found.added) == [("isl", "located_in", "europe")]
-    assert found.graph.entities[len(toy.entities)].description == "island in the Atlantic"
+    result = change(toy, [("Iceland", "located_in", "europe")], entities=table)
+    assert result.entities == 1
+    assert result.graph.labeled(result.added) == [("isl", "located_in", "europe")]
+    assert result.graph.entities[len(toy.entities)].description == "island in the Atlantic"
 
 
 def test_what_training_has_is_not_added_again(toy: KnowledgeGraph) -> None:
-    found = change(toy, [("france", "capital", "paris"), ("france", "capital", "paris")])
-    assert (found.known, len(found.added)) == (1, 0)
-    assert not found
+    result = change(toy, [("france", "capital", "paris"), ("france", "capital", "paris")])
+    assert (result.known, len(result.added)) == (1, 0)
+    assert not result
 
 
 def test_what_becomes_training_leaves_its_split(toy: KnowledgeGraph) -> None:
     rows = [*toy.labeled(toy.triples("valid")[:1]), *toy.labeled(toy.triples("test")[:2])]
-    found = change(toy, rows)
-    assert found.moved == {"valid": 1, "test": 2}
-    assert len(found.graph.triples("valid")) == len(toy.triples("valid")) - 1
-    assert not set(found.graph.labeled(found.graph.triples("test"))) & set(rows)
-    assert len(found.added) == 3
+    result = change(toy, rows)
+    assert result.moved == {"valid": 1, "test": 2}
+    assert len(result.graph.triples("valid")) == len(toy.triples("valid")) - 1
+    assert not set(result.graph.labeled(result.graph.triples("test"))) & set(rows)
+    assert len(result.added) == 3
 
 
 def test_removed_triples_are_gone_and_their_entities_stay(toy: KnowledgeGraph) -> None:
-    found = change(toy, [], [("france", "capital", "paris"), ("paris", "capital", "france")])
-    assert (len(found.removed), found.missing) == (1, 1)
-    assert len(found.graph.triples("train")) == len(toy.triples("train")) - 1
-    assert len(found.graph.entities) == len(toy.entities)
+    result = change(toy, [], [("france", "capital", "paris"), ("paris", "capital", "france")])
+    assert (len(result.removed), result.missing) == (1, 1)
+    assert len(result.graph.triples("train")) == len(toy.triples("train")) - 1
+    assert len(result.graph.entities) == len(toy.entities)
 
 
 def test_what_is_removed_and_added_stays(toy: KnowledgeGraph) -> None:
     row = ("france", "capital", "paris")
-    found = change(toy, [row], [row])
-    assert row in found.graph.labeled(found.graph.triples("train"))
+    result = change(toy, [row], [row])
+    assert row in result.graph.labeled(result.graph.triples("train"))
 
 
 def test_a_false_triple_that_is_added_is_not_false_any_more(toy: KnowledgeGraph) -> None:
@@ -187,9 +187,9 @@ def test_wrong_changes_are_refused(toy: KnowledgeGraph) -> None:
 def test_what_is_false_leaves_training_and_is_a_negative_of_it(toy: KnowledgeGraph) -> None:
     rows = toy.labeled(toy.triples("train")[:1])
     other = ("france", "borders", "japan")
-    found = change(toy, [], false=[*rows, other])
-    assert (len(found.removed), found.false) == (1, 2)
-    grown = found.graph
+    result = change(toy, [], false=[*rows, other])
+    assert (len(result.removed), result.false) == (1, 2)
+    grown = result.graph
     assert sorted(grown.labeled(grown.negatives["train"])) == sorted([*rows, other])
     assert rows[0] not in grown.labeled(grown.triples("train"))
     assert not change(grown, [], false=[other]), "that is known"
@@ -211,8 +211,8 @@ def test_many_new_entities_are_numbered_in_order(toy: KnowledgeGraph) -> None:
 
 def test_what_is_false_leaves_validation_and_test(toy: KnowledgeGraph) -> None:
     row = toy.labeled(toy.triples("test")[:1])[0]
-    found = change(toy, [], false=[row])
-    assert found.moved == {"test": 1}
-    assert row not in found.graph.labeled(found.graph.triples("test"))
-    twice = replace(found.graph, negatives={"train": np.repeat(found.graph.negatives["train"], 2, 0)})
+    result = change(toy, [], false=[row])
+    assert result.moved == {"test": 1}
+    assert row not in result.graph.labeled(result.graph.triples("test"))
+    twice = replace(result.graph, negatives={"train": np.repeat(result.graph.negatives["train"], 2, 0)})
     assert not change(twice, [])

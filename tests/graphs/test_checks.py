@@ -122,15 +122,15 @@ def test_what_is_counted_is_listed() -> None:
         {"train": rows, "test": [["new", "likes", "b"], ["b", "knows", "b"]]},
         TextColumns(names={"b": "Bee", "e1": "Bee", "e2": "bee", "e3": "Z"}),
     )
-    found = check_graph(graph)["listed"]
-    assert found["unseen"] == {"count": 1, "examples": ["new"]}
-    assert found["shared_names"] == {"count": 2, "examples": [{"name": "Bee", "entities": ["b", "e1"]}]}
-    assert found["unicode_twins"] == {"count": 2, "examples": [["cafe\u0301", "caf\u00e9"]]}
-    assert found["case_twins"]["examples"] == [["Bob", "bob"], ["Bee", "bee"], ["Likes", "likes"]]
-    assert found["case_twins"]["count"] == 6
-    assert found["blanks"] == {"count": 1, "examples": [" a "]}
-    assert found["self_loops"]["count"] == 2
-    assert found["self_loops"]["examples"] == [
+    checked = check_graph(graph)["listed"]
+    assert checked["unseen"] == {"count": 1, "examples": ["new"]}
+    assert checked["shared_names"] == {"count": 2, "examples": [{"name": "Bee", "entities": ["b", "e1"]}]}
+    assert checked["unicode_twins"] == {"count": 2, "examples": [["cafe\u0301", "caf\u00e9"]]}
+    assert checked["case_twins"]["examples"] == [["Bob", "bob"], ["Bee", "bee"], ["Likes", "likes"]]
+    assert checked["case_twins"]["count"] == 6
+    assert checked["blanks"] == {"count": 1, "examples": [" a "]}
+    assert checked["self_loops"]["count"] == 2
+    assert checked["self_loops"]["examples"] == [
         {"relation": "Likes", "count": 1, "example": ["bob", "Likes", "bob"]},
         {"relation": "knows", "count": 1, "example": ["b", "knows", "b"]},
     ]
@@ -200,7 +200,7 @@ def test_pairs_are_counted_as_one_by_one(
         expected["duplicate"][one, other] = len(pairs[one] & pairs[other]) if one != other else 0
     for kind, counts in expected.items():
         assert {
-            tuple(found["relations"]): found["pairs"] for found in report["overlapping_relations"][kind]
+            tuple(item["relations"]): item["pairs"] for item in report["overlapping_relations"][kind]
         } == {
             (one, other): count
             for (one, other), count in counts.items()
@@ -219,7 +219,7 @@ def test_pairs_are_counted_as_one_by_one(
 )
 def test_twins_are_those_that_python_finds(labels: list[str]) -> None:
     graph = build_graph("drawn", {"train": [(labels[0], "r", labels[0])]}, extra_entities=labels)
-    found = check_graph(graph)["listed"]
+    checked = check_graph(graph)["listed"]
     both = [set(graph.entities.column(column)) for column in ("label", "name")]
 
     def twins(each: list[set[str]], key: Callable[[str], str]) -> list[list[str]]:
@@ -229,6 +229,6 @@ def test_twins_are_those_that_python_finds(labels: list[str]) -> None:
     def nfc(text: str) -> str:
         return unicodedata.normalize("NFC", text)
 
-    assert sorted(found["unicode_twins"]["examples"]) == twins(both, nfc)
-    assert sorted(found["case_twins"]["examples"]) == twins([set(map(nfc, x)) for x in both], str.casefold)
-    assert sorted(found["blanks"]["examples"]) == sorted(x for x in labels if x != x.strip())
+    assert sorted(checked["unicode_twins"]["examples"]) == twins(both, nfc)
+    assert sorted(checked["case_twins"]["examples"]) == twins([set(map(nfc, x)) for x in both], str.casefold)
+    assert sorted(checked["blanks"]["examples"]) == sorted(x for x in labels if x != x.strip())

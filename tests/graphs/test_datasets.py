@@ -465,10 +465,10 @@ def test_files_that_nobody_reads_are_named(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("a\tr\tb\n")
     for name in ("entity2text.txt", "entities.json", "test_negatives.txt", "README.md", "LICENSE.txt"):
         (tmp_path / name).write_text("x")
-    found = load_graph(tmp_path).unread
-    assert list(found) == ["entities.json", "entity2text.txt", "test_negatives.txt"]
-    assert all(found.values()), "each with what to do"
-    assert kgmlm.data.check(tmp_path).values["unread"] == found
+    loaded = load_graph(tmp_path).unread
+    assert list(loaded) == ["entities.json", "entity2text.txt", "test_negatives.txt"]
+    assert all(loaded.values()), "each with what to do"
+    assert kgmlm.data.check(tmp_path).values["unread"] == loaded
 
 
 def test_a_folder_of_a_rule_learner_is_read_whole(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ class Hears(Watcher):
     ],
 )
 def test_a_date_is_a_time_from_its_beginning_to_its_end(text: str, begin: str, seconds: int) -> None:
-    found = period(text)
-    assert found is not None
-    assert found.begin == np.datetime64(begin, "s")
-    assert (found.end - found.begin).astype(int) == seconds
+    result = period(text)
+    assert result is not None
+    assert result.begin == np.datetime64(begin, "s")
+    assert (result.end - result.begin).astype(int) == seconds
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_a_wrong_date_is_named_with_its_line() -> None:
 def test_a_triple_has_the_earliest_of_its_dates() -> None:
     triples = np.array([[1, 0, 2], [0, 0, 1], [1, 0, 2], [0, 0, 1]])
     dates = np.array(["2024-01-01", "NaT", "2023-01-01", "2022-01-01"], "M8[s]")
-    found = DatedTriples.of(triples, dates)
-    assert found.triples.tolist() == [[0, 0, 1], [1, 0, 2]]
-    assert found.dates.astype(str).tolist() == ["2022-01-01T00:00:00", "2023-01-01T00:00:00"]
+    result = DatedTriples.of(triples, dates)
+    assert result.triples.tolist() == [[0, 0, 1], [1, 0, 2]]
+    assert result.dates.astype(str).tolist() == ["2022-01-01T00:00:00", "2023-01-01T00:00:00"]
 
 
 def chain(folder: Path, header: str, dates: list[str], name: str = "triples.tsv") -> Path:

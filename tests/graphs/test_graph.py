@@ -34,10 +34,10 @@ def test_unique_queries_hold_all_and_only_the_training_answers(toy: KnowledgeGra
         expected.setdefault(query, set()).add(int(answer))
     assert len(queries) == len(expected)
     positions, ids = answers.take(np.arange(len(queries)))
-    found: dict[Query, set[int]] = {}
+    results: dict[Query, set[int]] = {}
     for position, answer in zip(positions, ids, strict=True):
-        found.setdefault(queries[position], set()).add(int(answer))
-    assert found == expected
+        results.setdefault(queries[position], set()).add(int(answer))
+    assert results == expected
 
 
 def test_a_missing_split_says_what_makes_it(toy: KnowledgeGraph) -> None:

@@ -80,10 +80,10 @@ def test_new_entities_may_be_a_table() -> None:
     assert table.column("description") == ["", ""]
     assert table.table.column("types").to_pylist() == ["island|city", ""]
     for types in (np.array(["island", "city"], object), ("island", "city")):  # Parquet's lists are arrays
-        found = labeled_entities(pd.DataFrame({"label": ["a"], "types": [types]}))
-        assert found.table.column("types").to_pylist() == ["island|city"]
-    found = labeled_entities(pd.DataFrame({"label": ["a"], "types": [frozenset("ba")]}))
-    assert found.table.column("types").to_pylist() == ["a|b"]
+        result = labeled_entities(pd.DataFrame({"label": ["a"], "types": [types]}))
+        assert result.table.column("types").to_pylist() == ["island|city"]
+    result = labeled_entities(pd.DataFrame({"label": ["a"], "types": [frozenset("ba")]}))
+    assert result.table.column("types").to_pylist() == ["a|b"]
     with pytest.raises(QueryError, match=r"column label, not \['name'\]"):
         labeled_entities(frame[["name"]])
     with pytest.raises(QueryError, match="new entity 2 has no label"):
@@ -112,9 +112,9 @@ def test_a_column_of_truths_means_what_it_means_in_files(true: Any, tmp_path: Pa
     frame = frame.assign(label=[true, false, false, true], source="x")
     frame.to_parquet(tmp_path / "train.parquet")
     for given, of in ((frame, "train"), (tmp_path, "train.parquet")):
-        found = kgmlm.data.check(given).values
-        assert (found["triples"], found["false"]) == ({"train": 2}, {"train": 2})
-        assert list(found["unread"]) == [f"the column 'source' of {of}"]
+        checked = kgmlm.data.check(given).values
+        assert (checked["triples"], checked["false"]) == ({"train": 2}, {"train": 2})
+        assert list(checked["unread"]) == [f"the column 'source' of {of}"]
     of_file = GivenTriples.of(tmp_path / "train.parquet")
     for triples in (of_file, GivenTriples.of(frame)):
         true, false = triples.divided()

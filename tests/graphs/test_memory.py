@@ -47,22 +47,22 @@ def test_a_run_that_cannot_fit_is_not_evaluated(
 
 def test_what_may_not_fit_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "memory", lambda: Memory(total=2**40, free=2**27))
-    said: list[str] = []
-    check_dataset(folder, CHECKING, said.append)
-    assert len(said) == 1
-    assert "0.1 GiB are free" in said[0]
+    rows: list[str] = []
+    check_dataset(folder, CHECKING, rows.append)
+    assert len(rows) == 1
+    assert "0.1 GiB are free" in rows[0]
     monkeypatch.setattr(storage, "memory", lambda: Memory(total=2**40, free=2**39))
-    check_dataset(folder, CHECKING, said.append)
+    check_dataset(folder, CHECKING, rows.append)
     monkeypatch.setattr(storage, "memory", lambda: None)
-    check_dataset(folder, CHECKING, said.append)
-    assert len(said) == 1
+    check_dataset(folder, CHECKING, rows.append)
+    assert len(rows) == 1
 
 
 def test_what_the_refusal_names_is_enough(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MEMORY, "0.01")
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError) as result:
         check_dataset(folder, CHECKING, print)
-    monkeypatch.setenv(MEMORY, str(found.value).split(f"{MEMORY}=")[1].split()[0])
+    monkeypatch.setenv(MEMORY, str(result.value).split(f"{MEMORY}=")[1].split()[0])
     check_dataset(folder, CHECKING, pytest.fail)
 
 

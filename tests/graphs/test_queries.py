@@ -18,7 +18,7 @@ def test_filter_index_finds_what_a_scan_finds(
     index = FilterIndex(np.array(known), 6)
     queries, _ = both_sides(np.array(asked))
     rows, ids = index.lookup(queries)
-    found = {(int(r), int(i)) for r, i in zip(rows, ids, strict=True)}
+    results = {(int(r), int(i)) for r, i in zip(rows, ids, strict=True)}
     scan = {
         (row, answer)
         for row, q in enumerate(queries)
@@ -26,8 +26,8 @@ def test_filter_index_finds_what_a_scan_finds(
         for entity, answer in [(h, t) if q.target == "tail" else (t, h)]
         if (r, entity) == (q.relation, q.entity)
     }
-    assert found == scan
-    assert len(rows) == len(found)
+    assert results == scan
+    assert len(rows) == len(results)
 
 
 def test_a_filter_of_nothing_finds_nothing() -> None:
@@ -57,8 +57,8 @@ def test_integer_keys_sort_as_rows_do(widest: int, rows: list[tuple[int, int, in
         ]  # fmt: skip
         few = [(i, a) for i, a in expected if i < 5]
         for asked, answers in ((every[:5], few), (every, expected), (every[:5], few)):  # scanned, then sorted
-            found = index.lookup(Queries.of(asked))
-            assert list(zip(*(x.tolist() for x in found), strict=True)) == answers
+            result = index.lookup(Queries.of(asked))
+            assert list(zip(*(x.tolist() for x in result), strict=True)) == answers
         assert ("_sorted" in vars(index)) is True
         keys = index.keys(Queries.of(every))
         assert list(index.queries(keys)) == every

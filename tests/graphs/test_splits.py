@@ -93,9 +93,9 @@ def test_each_split_of_entities_keeps_the_false_triples_of_its_own() -> None:
     new = {s: set(split.splits[s][:, [0, 2]].ravel().tolist()) - seen for s in ("valid", "test")}
     new["test"] -= new["valid"]  # those of test may be linked to those of validation
     for own, others, name in ((new["valid"], new["test"], "valid"), (new["test"], new["valid"], "test")):
-        found = {tuple(row) for row in split.negatives[name].tolist()}
+        results = {tuple(row) for row in split.negatives[name].tolist()}
         ends = {(h, r, t): {h, t} for h, r, t in false.tolist()}
-        assert found == {row for row, of in ends.items() if of & own and not of & others}
+        assert results == {row for row, of in ends.items() if of & own and not of & others}
 
 
 def test_an_entity_split_holds_out_entities_as_blp_does(real: Callable[[str], KnowledgeGraph]) -> None:

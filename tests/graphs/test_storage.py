@@ -113,10 +113,10 @@ def test_parquet_that_cannot_be_right_is_one_sentence(parquet: Path, case: str) 
     name, change, message = GRAPH[case]
     path = parquet / f"{name}.parquet"
     pq.write_table(change(pq.ParquetFile(path).read()), path)
-    with pytest.raises(RunError) as found:
+    with pytest.raises(RunError) as result:
         read_graph(parquet, "toy", {})
-    assert message in str(found.value)
-    assert "parquet is damaged" in str(found.value)
+    assert message in str(result.value)
+    assert "parquet is damaged" in str(result.value)
 
 
 def triple(row: int, place: int, value: int | None) -> Callable[[pa.Table], pa.Table]:
@@ -157,10 +157,10 @@ ARROW: dict[str, tuple[str, Callable[[pa.Table], pa.Table], str]] = {
 def test_arrow_that_cannot_be_right_is_one_sentence(arrow: Path, case: str) -> None:
     name, change, message = ARROW[case]
     rewritten(arrow / f"{name}.arrow", change)
-    with pytest.raises(RunError) as found:
+    with pytest.raises(RunError) as result:
         read_graph(arrow, "toy", {})
-    assert message in str(found.value)
-    assert "arrow is damaged" in str(found.value)
+    assert message in str(result.value)
+    assert "arrow is damaged" in str(result.value)
 
 
 @pytest.mark.parametrize("name", ["entities", "relations", "triples"])

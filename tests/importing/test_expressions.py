@@ -94,14 +94,14 @@ def imported(text: str, folder: Path, out: str = "out", **options: Any) -> tuple
     ],
 )
 def test_what_is_said_is_what_it_means(said: str, expected: set[str], tmp_path: Path) -> None:
-    found, report = imported(said, tmp_path)
-    assert {re.sub(r"_:b\d+", "b1", triple) for triple in found} == expected
+    result, report = imported(said, tmp_path)
+    assert {re.sub(r"_:b\d+", "b1", triple) for triple in result} == expected
     assert report["blank_nodes"] == ("inverseOf" in said)
 
 
 def test_what_no_triple_says_is_counted(tmp_path: Path) -> None:
-    said = f":a :b :c . :a rdfs:subClassOf [ owl:unionOf ( :B {SOME} ) ] ."
-    _, report = imported(said, tmp_path)
+    message = f":a :b :c . :a rdfs:subClassOf [ owl:unionOf ( :B {SOME} ) ] ."
+    _, report = imported(message, tmp_path)
     assert report["left_out"] == {"expressions that no triple says": 1}
     assert report["left_out_by"]["expressions that no triple says"] == {
         "http://www.w3.org/2000/01/rdf-schema#subClassOf": 1
@@ -112,40 +112,40 @@ DEPRECATED = ":a :b :c . :c owl:deprecated true ; :b :a . :a :d :e . :f a owl:De
 
 
 def test_deprecated_entities_are_told_and_may_be_left_out(tmp_path: Path) -> None:
-    found, report = imported(DEPRECATED, tmp_path)
-    assert (found, report["deprecated"]) == ({"a b c", "c b a", "a d e", "f b a"}, 2)
-    found, report = imported(DEPRECATED, tmp_path, "skipped", skip_deprecated=True)
-    assert (found, report["deprecated"]) == ({"a d e"}, 0)
+    result, report = imported(DEPRECATED, tmp_path)
+    assert (result, report["deprecated"]) == ({"a b c", "c b a", "a d e", "f b a"}, 2)
+    result, report = imported(DEPRECATED, tmp_path, "skipped", skip_deprecated=True)
+    assert (result, report["deprecated"]) == ({"a d e"}, 0)
     assert report["left_out"]["of deprecated entities"] == 3
 
 
 def test_labels_of_other_languages_are_no_entities(tmp_path: Path) -> None:
-    said = ':a :b :c ; xl:prefLabel :l , :m . :l a xl:Label ; xl:literalForm "Ding"@de . '
-    said += ':m xl:literalForm "Thing"@en .'
-    found, report = imported(said, tmp_path)
-    assert found == {"a b c"}
+    message = ':a :b :c ; xl:prefLabel :l , :m . :l a xl:Label ; xl:literalForm "Ding"@de . '
+    message += ':m xl:literalForm "Thing"@en .'
+    result, report = imported(message, tmp_path)
+    assert result == {"a b c"}
     assert report["left_out"]["texts in other languages"] == 1
 
 
 def test_dates_of_records_are_no_attributes(tmp_path: Path) -> None:
     created = "<http://purl.org/dc/terms/created>"
     born = ":born '1900-01-02'^^xsd:date , '1900-01-02'^^xsd:date"
-    said = f":a :b :c ; {created} '2018-09-13'^^xsd:date ; {born} ."
-    report = imported(said, tmp_path)[1]
+    message = f":a :b :c ; {created} '2018-09-13'^^xsd:date ; {born} ."
+    report = imported(message, tmp_path)[1]
     assert report["attributes"] == 1
     assert report["left_out"] == {"dates of records": 1}
 
 
 def test_a_language_that_names_are_in_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
+    rows: list[str] = []
 
     class Telling(Watcher):
         def tell(self, message: str) -> None:
-            told.append(message)
+            rows.append(message)
 
     (tmp_path / "a.ttl").write_text(f'{PREFIXES} :a :b :c ; rdfs:label "Ding"@de .')
     kgmlm.import_graph(tmp_path / "a.ttl", tmp_path / "out", progress=Telling())
-    assert told == ["most entities have no name; 1 have one in de (--language de)"]
+    assert rows == ["most entities have no name; 1 have one in de (--language de)"]
 
 
 def test_a_definition_goes_before_a_comment(tmp_path: Path) -> None:
@@ -155,18 +155,18 @@ def test_a_definition_goes_before_a_comment(tmp_path: Path) -> None:
 
 
 def test_a_list_that_has_no_end_is_read_once(tmp_path: Path) -> None:
-    said = ":a :lists _:x . _:x rdf:first :b ; rdf:rest _:y . _:y rdf:first :c ; rdf:rest _:x ."
-    assert imported(said, tmp_path)[0] == {"a lists b", "a lists c"}
+    message = ":a :lists _:x . _:x rdf:first :b ; rdf:rest _:y . _:y rdf:first :c ; rdf:rest _:x ."
+    assert imported(message, tmp_path)[0] == {"a lists b", "a lists c"}
 
 
 def test_texts_of_nodes_are_texts(tmp_path: Path) -> None:
-    said = """
+    message = """
     :a :b :c ; skos:definition [ rdf:value "a thing"@en ] ; xl:prefLabel :l ; xl:altLabel :m .
     :l a xl:Label ; xl:literalForm "Thing"@en . :m a xl:Label ; xl:literalForm "Item"@en .
     :c skos:definition :d . :d rdfs:label "an entity"@en .
     """
-    found, report = imported(said, tmp_path)
-    assert found == {"a b c", "c definition d"}
+    result, report = imported(message, tmp_path)
+    assert result == {"a b c", "c definition d"}
     graph = read_folder(tmp_path / "out")
     entity = graph.entities[graph.entities.find("http://ex.org/p#a") or 0]
     assert (entity.name, entity.description) == ("Thing", "a thing")
@@ -180,19 +180,19 @@ def test_names_of_entities_are_split_into_words(tmp_path: Path) -> None:
 
 
 def test_predicates_are_chosen(tmp_path: Path) -> None:
-    said = """
+    message = """
     :a :b :c ; :d :e ; :f [ :b :g ] ; :called "Anna" ; rdfs:label "a"@en ; :told "a person" .
     """
     own = "http://ex.org/p#"
-    found, report = imported(
-        said,
+    result, report = imported(
+        message,
         tmp_path,
         name_predicates=[f"{own}called"],
         description_predicates=[f"{own}told"],
         skip=[f"{own}d"],
         skip_blank=True,
     )
-    assert found == {"a b c"}
+    assert result == {"a b c"}
     assert report["left_out"] == {"of predicates that are skipped": 1, "triples of blank nodes": 2}
     graph = read_folder(tmp_path / "out")
     entity = graph.entities[graph.entities.find(f"{own}a") or 0]
@@ -200,19 +200,19 @@ def test_predicates_are_chosen(tmp_path: Path) -> None:
 
 
 def test_only_some_relations_are_kept(tmp_path: Path) -> None:
-    said = f":a :b :c ; :d :e . :A rdfs:subClassOf {SOME} . :B owl:unionOf ( :C :D ) ."
-    found, report = imported(said, tmp_path, keep_only=["http://ex.org/p#d", "http://ex.org/p#top"])
-    assert found == {"a d e", "A top Tomato"}
+    message = f":a :b :c ; :d :e . :A rdfs:subClassOf {SOME} . :B owl:unionOf ( :C :D ) ."
+    result, report = imported(message, tmp_path, keep_only=["http://ex.org/p#d", "http://ex.org/p#top"])
+    assert result == {"a d e", "A top Tomato"}
     assert report["left_out"] == {"of predicates that are not kept": 3}
 
 
 def test_statement_nodes_of_wikidata_are_left_out(tmp_path: Path) -> None:
-    said = """
+    message = """
     @prefix wd: <http://www.wikidata.org/entity/> . @prefix s: <http://www.wikidata.org/entity/statement/> .
     @prefix wdt: <http://www.wikidata.org/prop/direct/> . @prefix p: <http://www.wikidata.org/prop/> .
     @prefix ps: <http://www.wikidata.org/prop/statement/> .
     wd:Q1 wdt:P31 wd:Q2 ; p:P31 s:Q1-x . s:Q1-x ps:P31 wd:Q2 .
     """
-    found, report = imported(said, tmp_path)
-    assert found == {"Q1 P31 Q2"}
+    result, report = imported(message, tmp_path)
+    assert result == {"Q1 P31 Q2"}
     assert report["left_out"] == {"statements of Wikidata about statements": 2}

@@ -454,8 +454,8 @@ def test_real_vocabularies(name: str, tmp_path: Path) -> None:
     data, triples, left = REAL[name]
     whole = data if name.endswith(".ttl") else f"{HEADER}{data}</rdf:RDF>"
     graph, report = imported(whole.encode(), tmp_path, name)
-    found = graph.triples("train")
-    assert set(graph.named(found)) == triples
+    result = graph.triples("train")
+    assert set(graph.named(result)) == triples
     assert report["left_out"] == left
     if name == "edam.owl":
         assembly = next(e for e in map(graph.entities.__getitem__, range(3)) if e.name == "Sequence assembly")

@@ -207,9 +207,9 @@ def test_kg_bert(layout: str | None, tmp_path: Path) -> None:
 def test_kg_bert_with_names_and_glosses_in_one(tmp_path: Path) -> None:
     files = {**WORDNET, "train.tsv": "14854262\t_hypernym\t00590383\n00590383\t_hypernym\t00260622\n"}
     graph = imported(laid(tmp_path / "in", files), tmp_path / "out")
-    told = {e.label: (e.name, e.description) for e in (graph.entities[i] for i in range(3))}
-    assert told["14854262"] == ("stool", "solid excretory product evacuated from the bowels")
-    assert told["00260622"] == ("change", "")
+    results = {e.label: (e.name, e.description) for e in (graph.entities[i] for i in range(3))}
+    assert results["14854262"] == ("stool", "solid excretory product evacuated from the bowels")
+    assert results["00260622"] == ("change", "")
 
 
 @pytest.mark.parametrize("layout", ["openke", None])
@@ -409,4 +409,4 @@ def test_files_that_a_layout_does_not_read_are_named(tmp_path: Path) -> None:
     (folder / "more2023.tsv").write_text("a\tb\tc\n")
     heard = Hears()
     kgmlm.import_graph(folder, tmp_path / "out", progress=heard)
-    assert [told for told in heard.told if told.startswith("not read")] == ["not read: more2023.tsv"]
+    assert [item for item in heard.told if item.startswith("not read")] == ["not read: more2023.tsv"]

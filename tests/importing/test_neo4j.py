@@ -113,10 +113,10 @@ def test_a_graph(films: Driver, address: str, tmp_path: Path) -> None:
     assert (report["triples"], report["repeated"], report["unnamed_entities"]) == (6, 1, 1)
     others = {"uid": 5, "alive": 1, "embedding": 1, "tagline": 1, "code": 1}
     assert report["left_out_by"][neo4j.OTHER] == others
-    told = {e.name: e.description for e in entities(graph)}
-    assert told["Akira Kurosawa"] == "born 1910"
-    assert told["Toshiro Mifune"] == "born 1920-04-01"
-    assert told["Rashomon"] == "Four accounts of a crime."
+    results = {e.name: e.description for e in entities(graph)}
+    assert results["Akira Kurosawa"] == "born 1910"
+    assert results["Toshiro Mifune"] == "born 1920-04-01"
+    assert results["Rashomon"] == "Four accounts of a crime."
 
 
 def test_labels_by_a_key(films: Driver, address: str, tmp_path: Path) -> None:
@@ -240,9 +240,9 @@ def test_completions_are_written_once(films: Driver, address: str, tmp_path: Pat
 
 
 def test_by_the_command_line(films: Driver, address: str, tmp_path: Path, cli: Cli) -> None:
-    told = cli("data", "import", address, "--output", tmp_path / "films", "--keep-only", "DIRECTED")
-    assert told.returncode == 0, told.stderr
-    assert "2 triples of 3 entities and 1 relation" in told.stdout
+    done = cli("data", "import", address, "--output", tmp_path / "films", "--keep-only", "DIRECTED")
+    assert done.returncode == 0, done.stderr
+    assert "2 triples of 3 entities and 1 relation" in done.stdout
     head, relation, tail = read_folder(tmp_path / "films").labeled(
         read_folder(tmp_path / "films").triples("train")
     )[0]

@@ -147,17 +147,17 @@ def written(
     def node(label: str) -> ox.NamedNode | ox.BlankNode:
         return ox.BlankNode(label[2:]) if label.startswith("_:") else ox.NamedNode(label)
 
-    said = [ox.Quad(node(h), ox.NamedNode(r), node(t)) for h, r, t in triples]
+    rows = [ox.Quad(node(h), ox.NamedNode(r), node(t)) for h, r, t in triples]
     for subject, kind, value, language in texts:
         literal = ox.Literal(value, language=language or None)
-        said.append(ox.Quad(node(subject), ox.NamedNode(predicates[kind]), literal))
+        rows.append(ox.Quad(node(subject), ox.NamedNode(predicates[kind]), literal))
     if format in ("nquads", "trig"):
         graph = ox.NamedNode("http://ex.org/graph")
         data = ox.serialize(
-            (ox.Quad(q.subject, q.predicate, q.object, graph) for q in said), format=RDF[format]
+            (ox.Quad(q.subject, q.predicate, q.object, graph) for q in rows), format=RDF[format]
         )
     else:
-        data = ox.serialize((quad.triple for quad in said), format=RDF[format])
+        data = ox.serialize((quad.triple for quad in rows), format=RDF[format])
     assert data is not None
     return data
 
@@ -171,16 +171,16 @@ class TestEveryFormat:
         texts += [(p, "name", "knows", "en"), (a, "alias", "A|B", "en"), (a, "alias", HOSTILE, "en")]
         path = tmp_path / "graph"
         path.write_bytes(written(format, triples, texts))
-        told, read = Told(), 0
+        messages, read = Told(), 0
 
         def advance(n: int) -> None:
             nonlocal read
             read += n
 
-        read_statements(path, told, format, advance=advance)
+        read_statements(path, messages, format, advance=advance)
         assert read == path.stat().st_size
-        assert Counter(told.triples) in (Counter(triples), Counter(set(triples)))
-        assert {(*text[:3], text[3].casefold()) for text in told.texts} == {
+        assert Counter(messages.triples) in (Counter(triples), Counter(set(triples)))
+        assert {(*text[:3], text[3].casefold()) for text in messages.texts} == {
             (*text[:3], text[3].casefold()) for text in texts
         }
 
@@ -228,36 +228,36 @@ def test_a_name_that_says_no_format_is_refused(name: str) -> None:
 
 
 def read(data: bytes, format: str, folder: Path, **options: Any) -> Told:
-    path, told = folder / "graph", Told()
+    path, messages = folder / "graph", Told()
     path.write_bytes(data)
-    read_statements(path, told, format, **options)
-    return told
+    read_statements(path, messages, format, **options)
+    return messages
 
 
 def test_blank_nodes_are_labeled_once_each(tmp_path: Path) -> None:
-    told = read(b"@prefix : <http://e/> . :a :p [ :q _:x ] . _:x :p :a .", "turtle", tmp_path)
-    assert told.blank == 2
-    assert len({label for h, _, t in told.triples for label in (h, t) if label.startswith("_:")}) == 2
-    assert ("_:1", "http://e/p", "http://e/a") in told.triples or (
+    messages = read(b"@prefix : <http://e/> . :a :p [ :q _:x ] . _:x :p :a .", "turtle", tmp_path)
+    assert messages.blank == 2
+    assert len({label for h, _, t in messages.triples for label in (h, t) if label.startswith("_:")}) == 2
+    assert ("_:1", "http://e/p", "http://e/a") in messages.triples or (
         "_:2",
         "http://e/p",
         "http://e/a",
-    ) in told.triples
+    ) in messages.triples
 
 
 def test_relative_iris_need_a_base(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--base"):
         read(b"<#a> <#p> <#b> .", "turtle", tmp_path)
-    told = read(b"<#a> <#p> <#b> .", "turtle", tmp_path, base="http://e/x")
-    assert told.triples == [("http://e/x#a", "http://e/x#p", "http://e/x#b")]
+    messages = read(b"<#a> <#p> <#b> .", "turtle", tmp_path, base="http://e/x")
+    assert messages.triples == [("http://e/x#a", "http://e/x#p", "http://e/x#b")]
 
 
 def test_literals_and_statements_about_triples_are_counted(tmp_path: Path) -> None:
     data = b'@prefix : <http://e/> . :a :p "1", 7, <<( :a :p :b )>> .'
-    told = read(data, "turtle", tmp_path)
-    assert told.left == {"literals": 1, "statements about triples": 1}
-    assert told.attributes == [("http://e/a", "http://e/p", "7")]
-    assert not told.triples
+    messages = read(data, "turtle", tmp_path)
+    assert messages.left == {"literals": 1, "statements about triples": 1}
+    assert messages.attributes == [("http://e/a", "http://e/p", "7")]
+    assert not messages.triples
 
 
 def test_numbers_and_dates_are_attributes(tmp_path: Path) -> None:
@@ -266,10 +266,10 @@ def test_numbers_and_dates_are_attributes(tmp_path: Path) -> None:
         b':a :born "1815-12-10"^^xsd:date ; :height 1.6 ; :year "1815"^^xsd:gYear ; :famous true ; :id "x7"; '
         b':shape "POINT(1 2)"^^:wkt .'
     )
-    told = read(data, "turtle", tmp_path)
-    values = {predicate.rsplit("/", 1)[-1]: value for _, predicate, value in told.attributes}
+    messages = read(data, "turtle", tmp_path)
+    values = {predicate.rsplit("/", 1)[-1]: value for _, predicate, value in messages.attributes}
     assert values == {"born": "1815-12-10", "height": "1.6", "year": "1815"}
-    assert told.left == {"literals": 3}
+    assert messages.left == {"literals": 3}
     amount = {"amount": "+250", "unit": "1", "upperBound": "+251"}
     time = {"time": "+1998-04-01T00:00:00Z", "precision": 11}
     claims = {
@@ -286,8 +286,8 @@ def test_numbers_and_dates_are_attributes(tmp_path: Path) -> None:
             }
         ],
     }
-    told = read(json.dumps({"id": "Q1", "claims": claims}).encode(), "wikidata", tmp_path)
-    assert told.attributes == [("Q1", "P1", "+250"), ("Q1", "P2", "+1998-04-01T00:00:00Z")]
+    messages = read(json.dumps({"id": "Q1", "claims": claims}).encode(), "wikidata", tmp_path)
+    assert messages.attributes == [("Q1", "P1", "+250"), ("Q1", "P2", "+1998-04-01T00:00:00Z")]
 
 
 def test_of_wikidata_the_truthy_claims_count(tmp_path: Path) -> None:
@@ -304,9 +304,14 @@ def test_of_wikidata_the_truthy_claims_count(tmp_path: Path) -> None:
         "P3": [claim("Q5", "deprecated")],
         "P4": [old],
     }
-    told = read(json.dumps({"id": "Q1", "claims": claims}).encode(), "wikidata", tmp_path)
-    assert told.triples == [("Q1", "P1", "Q3"), ("Q1", "P1", "Q4"), ("Q1", "P2", "Q2"), ("Q1", "P4", "Q9")]
-    assert told.left == {"literals": 1, "claims without an item": 1}
+    messages = read(json.dumps({"id": "Q1", "claims": claims}).encode(), "wikidata", tmp_path)
+    assert messages.triples == [
+        ("Q1", "P1", "Q3"),
+        ("Q1", "P1", "Q4"),
+        ("Q1", "P2", "Q2"),
+        ("Q1", "P4", "Q9"),
+    ]
+    assert messages.left == {"literals": 1, "claims without an item": 1}
     empty = b'[\n{"id": "Q1", "labels": [], "claims": []},\n{"id": "Q2", "labels": {}}\n]'
     assert not read(empty, "wikidata", tmp_path).triples
     api = json.dumps({"entities": {"Q1": {"id": "Q1", "claims": {"P4": [claim("Q2")]}}}}).encode()
@@ -344,11 +349,11 @@ XML = """<?xml version="1.0"{declared}?>
 @pytest.mark.parametrize("filler", ["", "x" * 200_000])
 def test_xml_is_read_in_its_encoding(encoding: str, filler: str, tmp_path: Path) -> None:
     declared = "" if encoding == "utf-8-sig" else f' encoding="{encoding.removesuffix("-le")}"'
-    path, told = tmp_path / "g.rdf", Told()
+    path, messages = tmp_path / "g.rdf", Told()
     path.write_bytes(XML.format(declared=declared, filler=filler).encode(encoding))
-    read_statements(path, told)
-    assert [value for _, _, value, _ in told.texts] == [f"Café {filler}"]
-    assert told.triples == [("http://ex.org/a", "http://ex.org/p", "http://ex.org/b")]
+    read_statements(path, messages)
+    assert [value for _, _, value, _ in messages.texts] == [f"Café {filler}"]
+    assert messages.triples == [("http://ex.org/a", "http://ex.org/p", "http://ex.org/b")]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -357,9 +362,9 @@ def test_a_byte_order_mark_is_no_text(encoding: str, name: str, tmp_path: Path) 
     data = "<http://a> <http://p> <http://b> .\n".encode(encoding)
     packed = {".xz": lzma.compress(data), ".gz": gzip.compress(data)}
     (tmp_path / name).write_bytes(packed.get(Path(name).suffix, data))
-    told = Told()
-    read_statements(tmp_path / name, told)
-    assert told.triples == [("http://a", "http://p", "http://b")]
+    messages = Told()
+    read_statements(tmp_path / name, messages)
+    assert messages.triples == [("http://a", "http://p", "http://b")]
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress)])
@@ -382,11 +387,11 @@ def test_language_tags_with_an_underscore_are_read(filler: int, tmp_path: Path) 
     texts = {"colour": "en_GB", "color": "en_US", "@foo_bar_baz, and snake_case": "en"}
     lines = [f'<http://e/{n}> {label} "{text}"@{tag} .\n' for n, (text, tag) in enumerate(texts.items())]
     (tmp_path / "g.nt").write_text("#" + "x" * filler + "\n" + "".join(lines) * 50)
-    told = Told()
-    read_statements(tmp_path / "g.nt", told)
-    found = {(value, language.lower()) for _, _, value, language in told.texts}
-    assert found == {(text, tag.replace("_", "-").lower()) for text, tag in texts.items()}
-    assert len(told.texts) == 150
+    messages = Told()
+    read_statements(tmp_path / "g.nt", messages)
+    results = {(value, language.lower()) for _, _, value, language in messages.texts}
+    assert results == {(text, tag.replace("_", "-").lower()) for text, tag in texts.items()}
+    assert len(messages.texts) == 150
 
 
 @pytest.mark.parametrize("declared", ["no-such", "rot13", "hex"])
@@ -420,6 +425,6 @@ def test_what_a_file_looks_like_is_said(name: str, text: str, hint: str, tmp_pat
 def test_iris_as_people_write_them_are_read(tmp_path: Path) -> None:
     iris = ["http://e/a b", "http://e/x?y[]=z", "http://e/a|b", "http://e/100%", "http://e/#a#b"]
     (tmp_path / "g.nt").write_text("".join(f"<{x}> <http://p> <http://b> .\n" for x in iris))
-    told = Told()
-    read_statements(tmp_path / "g.nt", told)
-    assert [head for head, _, _ in told.triples] == iris
+    messages = Told()
+    read_statements(tmp_path / "g.nt", messages)
+    assert [head for head, _, _ in messages.triples] == iris

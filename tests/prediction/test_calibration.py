@@ -181,12 +181,12 @@ def made(seed: int, n: int = 40_000, slope: float = 2.0) -> tuple[Sample, np.nda
 
 def test_known_probabilities_are_found_again() -> None:
     sample, true = made(0)
-    found = expit(fit_regression(sample, RELATIONS, 0.5).log_odds(sample.asked))
+    result = expit(fit_regression(sample, RELATIONS, 0.5).log_odds(sample.asked))
     weights = sample.weights
-    assert np.average(np.abs(found - true), weights=weights) < 0.05
+    assert np.average(np.abs(result - true), weights=weights) < 0.05
     for least in (0.1, 0.5, 0.8):
         some = true >= least
-        assert np.average(found[some], weights=weights[some]) == pytest.approx(
+        assert np.average(result[some], weights=weights[some]) == pytest.approx(
             np.average(true[some], weights=weights[some]), rel=0.1
         )
 

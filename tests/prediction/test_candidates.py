@@ -34,7 +34,7 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
 
 def brute_force(graph: KnowledgeGraph, scorer: FakeRanker, top: int) -> list[tuple[Any, ...]]:
     train, valid = ({tuple(t) for t in graph.splits[s].tolist()} for s in ("train", "valid"))
-    found = []
+    rows = []
     for query in asked(graph):
 
         def triple(e: int, query: Query = query) -> tuple[int, int, int]:
@@ -50,10 +50,10 @@ def brute_force(graph: KnowledgeGraph, scorer: FakeRanker, top: int) -> list[tup
             softmax = scores[e] - math.log(sum(math.exp(scores[x]) for x in others))
             log_rank = math.log(rank)
             features = (scores[e], softmax, scores[e] - max(rest), log_rank, log_rank**2, 1 / rank)
-            found.append(
+            rows.append(
                 (*triple(e), query.target == "tail", *(round(float(np.float32(x)), 4) for x in features))
             )
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("kind", ["tied", "constant"])

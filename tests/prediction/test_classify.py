@@ -37,12 +37,12 @@ def test_lists_asked_together_get_what_they_get_alone(
         (np.zeros((0, 3), np.int64), 0.5),
     ]
     together = judged(classifier, toy, lists)
-    for found, asked in zip(together, lists, strict=True):
+    for item, asked in zip(together, lists, strict=True):
         (alone,) = judged(classifier, toy, [asked])
-        np.testing.assert_allclose(found.probabilities, alone.probabilities, rtol=1e-4)
-        np.testing.assert_allclose(found.if_half_true, alone.if_half_true, rtol=1e-4)
-        assert found.decided.tolist() == alone.decided.tolist()
-        assert len(found) == len(asked[0])
+        np.testing.assert_allclose(item.probabilities, alone.probabilities, rtol=1e-4)
+        np.testing.assert_allclose(item.if_half_true, alone.if_half_true, rtol=1e-4)
+        assert item.decided.tolist() == alone.decided.tolist()
+        assert len(item) == len(asked[0])
     assert together[1].known.tolist() == [True, False]
     assert together[1].if_half_true[1] < together[0].if_half_true[0], "at a prior that is less"
     assert together[1].probabilities[1] == pytest.approx(together[0].probabilities[0])
@@ -51,16 +51,16 @@ def test_lists_asked_together_get_what_they_get_alone(
 
 def test_rows_are_taken_from_all_columns(classifier: TripleClassifier, toy: KnowledgeGraph) -> None:
     triples = np.array([(1, 0, 9), (1, 1, 8), (2, 2, 7)])
-    (found,) = judged(classifier, toy, [(triples, 0.5)])
-    best = found[np.array([2, 0])]
-    assert best.as_json(explain=True) == [found.as_json(explain=True)[i] for i in (2, 0)]
+    (classified,) = judged(classifier, toy, [(triples, 0.5)])
+    best = classified[np.array([2, 0])]
+    assert best.as_json(explain=True) == [classified.as_json(explain=True)[i] for i in (2, 0)]
 
 
 def test_what_is_added_explains_the_probability(classifier: TripleClassifier, toy: KnowledgeGraph) -> None:
-    (found,) = judged(classifier, toy, [(np.array([(1, 0, 9)]), 0.5)])
-    (parts,) = found.explained()
+    (classified,) = judged(classifier, toy, [(np.array([(1, 0, 9)]), 0.5)])
+    (parts,) = classified.explained()
     assert parts is not None
     log_odds = sum(parts[name]["adds"] for name in ("tail", "head", "relation", "calibration"))
     assert parts["log_odds"] == pytest.approx(log_odds)
     true = 1 / (1 + np.exp(-log_odds))
-    assert found.probabilities[0] == pytest.approx(0.5 * true / (1 - 0.5 * true))
+    assert classified.probabilities[0] == pytest.approx(0.5 * true / (1 - 0.5 * true))

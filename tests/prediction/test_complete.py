@@ -75,8 +75,8 @@ def test_everything_is_asked_and_nothing_known_is_listed(
     run = kgmlm.open_run(calibrated_run, rerank=0)
     row = next(x for x in table.to_pylist() if x["tail_score"] is not None)
     ranked = run.rank(head=row["head"], relation=row["relation"], k=100)
-    (found,) = ranked[ranked["tail_label"] == row["tail"]].to_dict("records")
-    assert found["score"] == pytest.approx(row["tail_score"], abs=1e-4)
+    (result,) = ranked[ranked["tail_label"] == row["tail"]].to_dict("records")
+    assert result["score"] == pytest.approx(row["tail_score"], abs=1e-4)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 7])
@@ -113,10 +113,10 @@ def test_shards_joined_are_the_whole(
     path, made = whole
     missing = -(-made["queries"] // 10)
     for shard in ("2/3", "1/3", "2/3"):
-        told = completed(calibrated_run, tmp_path / "new.parquet", shard=shard)
-        assert told["parts"] == -(-made["queries"] // 10)
-        assert told["missing"] < missing or shard == "2/3"
-        missing = told["missing"]
+        completion = completed(calibrated_run, tmp_path / "new.parquet", shard=shard)
+        assert completion["parts"] == -(-made["queries"] // 10)
+        assert completion["missing"] < missing or shard == "2/3"
+        missing = completion["missing"]
         assert not (tmp_path / "new.parquet").exists()
     elsewhere = tmp_path / "elsewhere" / "new.parquet"  # as on a machine without a shared disk
     elsewhere.parent.mkdir()
@@ -183,13 +183,13 @@ def test_a_hidden_split_is_reported(calibrated_run: Path, tmp_path: Path) -> Non
     graph = open_folder(calibrated_run).graph
     listed = read_list(tmp_path / "new")[0].select(["head", "relation", "tail"]).to_pylist()
     hidden = set(graph.labeled(graph.splits["test"]))
-    found = [tuple(row.values()) in hidden for row in listed]
+    rows = [tuple(row.values()) in hidden for row in listed]
     report = made["report"]
-    assert report["found"] == sum(found) > 0
+    assert report["found"] == sum(rows) > 0
     row = report["best"][1]
-    assert (row["listed"], row["true"]) == (100, sum(found[:100]))
-    assert row["precision"] == sum(found[:100]) / 100
-    assert row["recall"] == sum(found[:100]) / len(hidden)
+    assert (row["listed"], row["true"]) == (100, sum(rows[:100]))
+    assert row["precision"] == sum(rows[:100]) / 100
+    assert row["recall"] == sum(rows[:100]) / len(hidden)
 
 
 def test_what_does_not_go_is_refused_before_anything_is_made(calibrated_run: Path, tmp_path: Path) -> None:
@@ -330,24 +330,24 @@ def test_the_command(
     options = ("--known", "valid", "--min-probability", "0", "--part-size", "10", "--report", "test")
     plain = ("--no-typed", "--no-functional")
     arguments = ("complete", calibrated_run, "--output", new, *options, *plain)
-    told = cli(*arguments, "--shard", "1/2", "-q")
-    assert told.returncode == 0, told.stderr
-    assert "4 of 8 parts are missing" in told.stdout
-    told = cli(*arguments, "--json", "-q")
-    assert told.returncode == 0, told.stderr
-    made = json.loads(told.stdout)
+    done = cli(*arguments, "--shard", "1/2", "-q")
+    assert done.returncode == 0, done.stderr
+    assert "4 of 8 parts are missing" in done.stdout
+    done = cli(*arguments, "--json", "-q")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
     assert made["report"]["split"] == "test"
-    assert "4 of 8 parts are there" in told.stderr
-    told = cli(*arguments, "-q")
-    assert f"best {made['report']['best'][0]['listed']:,} " in told.stdout
-    assert f"{made['listed']} triples" in told.stdout
+    assert "4 of 8 parts are there" in done.stderr
+    done = cli(*arguments, "-q")
+    assert f"best {made['report']['best'][0]['listed']:,} " in done.stdout
+    assert f"{made['listed']} triples" in done.stdout
     a, b = (read_list(path)[0] for path in (new, whole[0]))
     assert a.to_pylist() == b.to_pylist()
-    told = cli("export", new, "--output", tmp_path / "new.csv", "--min-probability", "0")
-    assert f"{made['listed']} triples as csv" in told.stdout
+    done = cli("export", new, "--output", tmp_path / "new.csv", "--min-probability", "0")
+    assert f"{made['listed']} triples as csv" in done.stdout
     assert len((tmp_path / "new.csv").read_text("utf-8").splitlines()) == made["listed"] + 1
-    told = cli("export", new, "--output", tmp_path / "neo", "--format", "neo4j", "--json")
-    assert json.loads(told.stdout)["triples"] == made["listed"]
+    done = cli("export", new, "--output", tmp_path / "neo", "--format", "neo4j", "--json")
+    assert json.loads(done.stdout)["triples"] == made["listed"]
     refused(cli("export", new, "--output", tmp_path / "x"), "--format names one of")
     refused(
         cli("export", calibrated_run / "run.json", "--output", tmp_path / "x.nt"), "cannot be read as Parquet"

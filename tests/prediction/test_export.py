@@ -71,7 +71,7 @@ def parsed(format: str, data: str) -> list[tuple[str, str, str, float | None]]:
         for q in quads
         if isinstance(q.object, ox.Literal) and q.object.datatype.value == DOUBLE
     }
-    found = []
+    rows = []
     stated = []
     for q in quads:
         if isinstance(q.object, ox.Literal):
@@ -79,27 +79,27 @@ def parsed(format: str, data: str) -> list[tuple[str, str, str, float | None]]:
         graph = q.graph_name.value if isinstance(q.graph_name, ox.NamedNode) else ""
         if q.predicate.value == REIFIES:
             triple, name = q.object, q.subject.value
-            found.append((triple, probabilities[name]))
+            rows.append((triple, probabilities[name]))
         elif format == "trig":
-            found.append((q.triple, probabilities[graph]))
+            rows.append((q.triple, probabilities[graph]))
         else:
             stated.append(q.triple)
     if format == "rdf-star":
-        assert stated == [triple for triple, _ in found]
+        assert stated == [triple for triple, _ in rows]
     else:
-        found += [(triple, None) for triple in stated]  # type: ignore[misc]
-    return [(plain(t.subject), plain(t.predicate), plain(t.object), p) for t, p in found]
+        rows += [(triple, None) for triple in stated]  # type: ignore[misc]
+    return [(plain(t.subject), plain(t.predicate), plain(t.object), p) for t, p in rows]
 
 
 @pytest.mark.parametrize("format", REGISTRY)
 class TestEveryFormat:
     def test_hostile_labels_come_back(self, format: str, tmp_path: Path) -> None:
         write_export(TABLE, tmp_path / "out", format)
-        found = parsed(format, (tmp_path / "out").read_bytes().decode())
+        result = parsed(format, (tmp_path / "out").read_bytes().decode())
         expected = [(x["head"], x["relation"], x["tail"], x["probability"]) for x in ROWS]
         if format == "ntriples":
             expected = [(*x[:3], None) for x in expected]
-        assert found == expected
+        assert result == expected
 
     def test_an_empty_list_is_a_file(self, format: str, tmp_path: Path) -> None:
         write_export(TABLE.slice(0, 0), tmp_path / "out", format)

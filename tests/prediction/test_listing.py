@@ -129,9 +129,9 @@ def test_a_hidden_split_measures_precision(toy: KnowledgeGraph) -> None:
 def test_the_diversity_of_a_list_is_counted(toy: KnowledgeGraph) -> None:
     triples = np.array([(0, 0, t) for t in range(1, 9)] + [(9, 1, 10), (11, 1, 12)])
     best = Listed(triples, np.zeros((10, 2, len(FEATURES))), np.full(10, 0.5))
-    found = measured(best, toy, "test", np.arange(len(toy.relations)))["diversity"]
-    assert (found["listed"], found["heads"], found["tails"]) == (10, 3, 10)
-    assert [(row["entity"], row["listed"]) for row in found["frequent"]] == [(toy.entities[0].label, 8)]
+    values = measured(best, toy, "test", np.arange(len(toy.relations)))["diversity"]
+    assert (values["listed"], values["heads"], values["tails"]) == (10, 3, 10)
+    assert [(row["entity"], row["listed"]) for row in values["frequent"]] == [(toy.entities[0].label, 8)]
 
 
 def test_a_diverse_list_spreads_entities_out() -> None:

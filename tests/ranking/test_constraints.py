@@ -78,18 +78,18 @@ def allowed(constraint: Listed, graph: KnowledgeGraph, relation: str, target: Ta
 
 def test_a_list_says_who_answers_which_side_of_which_relation(toy: KnowledgeGraph, tmp_path: Path) -> None:
     rows = "paris\tcapital\ttail\nRome\thas the capital\ttail\nfrance\t\thead\nitaly\tborders\t\n"
-    found = listed(tmp_path / "list.tsv", f"entity\trelation\tside\n{rows}", toy)
-    assert allowed(found, toy, "capital", "tail") == {"paris", "rome"}
-    assert allowed(found, toy, "capital", "head") == {"france"}
-    assert allowed(found, toy, "borders", "tail") == allowed(found, toy, "borders", "head") == {"italy"}
-    assert allowed(found, toy, "language", "tail") == set(toy.entities.column("label"))
-    assert found.learned() == {"lists": 4, "listed": 4}
+    result = listed(tmp_path / "list.tsv", f"entity\trelation\tside\n{rows}", toy)
+    assert allowed(result, toy, "capital", "tail") == {"paris", "rome"}
+    assert allowed(result, toy, "capital", "head") == {"france"}
+    assert allowed(result, toy, "borders", "tail") == allowed(result, toy, "borders", "head") == {"italy"}
+    assert allowed(result, toy, "language", "tail") == set(toy.entities.column("label"))
+    assert result.learned() == {"lists": 4, "listed": 4}
 
 
 def test_a_list_holds_for_another_graph_by_label(toy: KnowledgeGraph, tmp_path: Path) -> None:
-    found = listed(tmp_path / "list.csv", "entity\nparis\nrome\n", toy)
+    result = listed(tmp_path / "list.csv", "entity\nparis\nrome\n", toy)
     more = toy.extended(EntityTable(["paris, texas"]))
-    over = found.for_graph(more.context, np.arange(len(more.relations)))
+    over = result.for_graph(more.context, np.arange(len(more.relations)))
     assert allowed(over, more, "borders", "tail") == {"paris", "rome"}
 
 
@@ -120,11 +120,11 @@ def test_candidates_of_a_list(toy_run: Path, tmp_path: Path, cli: Cli) -> None:
     assert {row["entity"] for row in rows} == {"paris", "rome", "berlin"}
     report = kgmlm.evaluate(toy_run, candidates=path, progress=False).values
     assert report["constraints"]["candidates"]["listed"] == 3
-    found = kgmlm.complete(
+    completion = kgmlm.complete(
         toy_run, tmp_path / "new.tsv", candidates=path, min_probability=0.0, progress=False
     )
-    assert found["best"]
-    assert all({row["head"], row["tail"]} & {"paris", "rome", "berlin"} for row in found["best"])
+    assert completion["best"]
+    assert all({row["head"], row["tail"]} & {"paris", "rome", "berlin"} for row in completion["best"])
     refused(cli(*asked, "--candidates", tmp_path / "none.tsv"), "there is no file")
     refused(cli("evaluate", toy_run, "--candidates", "some"), "all, graph, split, train or a file")
 
@@ -200,19 +200,19 @@ def copycat(looped: KnowledgeGraph, make_ranker: Callable[..., Ranker]) -> Ranke
 
 
 def test_evaluation_with_and_without(looped: KnowledgeGraph, copycat: Ranker) -> None:
-    found = evaluate(copycat, looped, Protocol(pykeen=True))
-    assert found.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
+    evaluation = evaluate(copycat, looped, Protocol(pykeen=True))
+    assert evaluation.report["own_entity"] == {"excluded": True, "relations": 1, "ranks": 4, "true_loops": 2}
     free = evaluate(copycat, looped, Protocol(allow_self=True, pykeen=True))
     assert free.report["own_entity"] == {"excluded": False, "relations": 0, "ranks": 0, "true_loops": 0}
     # The chain's own triple is one place better on each side; the true loop is first of all or last of all.
-    known = np.array([free.ranks.optimistic_B, found.ranks.optimistic_B])
+    known = np.array([free.ranks.optimistic_B, evaluation.ranks.optimistic_B])
     links, loops = known[:, [0, 2]], known[:, [1, 3]]
     assert (links[0] - links[1]).tolist() == [1, 1]
     assert loops[0].tolist() == [1, 1]
-    assert (loops[1] == found.ranks.candidates_B[[1, 3]]).all()
-    assert (found.ranks.candidates_B == free.ranks.candidates_B).all()
+    assert (loops[1] == evaluation.ranks.candidates_B[[1, 3]]).all()
+    assert (evaluation.ranks.candidates_B == free.ranks.candidates_B).all()
     # What compares with PyKEEN is without the constraint either way.
-    both = [r.report["pykeen_comparable"] for r in (found, free)]
+    both = [r.report["pykeen_comparable"] for r in (evaluation, free)]
     assert both[0] == both[1]
 
 

@@ -73,10 +73,10 @@ def test_over_other_entities_known_names_are_not_tokenized_again(
         return plain(self, texts)
 
     monkeypatch.setattr(SpanTokenizer, "encode_words", encode_words)
-    found = ranker.for_graph(context).reader.names
+    result = ranker.for_graph(context).reader.names
     assert read == ["Atlantis", "New Georgia"]
     for name in ("token_ids", "offsets", "truncated_N"):
-        assert np.array_equal(getattr(found, name), getattr(expected, name))
+        assert np.array_equal(getattr(result, name), getattr(expected, name))
 
 
 def test_a_fresh_ranker_adds_signals_as_confident_as_in_training(

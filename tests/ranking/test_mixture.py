@@ -94,8 +94,8 @@ def test_one_weight_for_all_is_that_of_new_relations_too() -> None:
 @pytest.mark.parametrize("weight", [1.0, 2.0, -1.0])
 def test_a_weight_multiplies(weight: float) -> None:
     signal_scores = {"vector": floats([[10.0, 3.0]])}
-    found = Mixture.even({"vector": weight}, 2).combine(signal_scores, TAIL)
-    assert found.tolist() == [[10.0 * weight, 3.0 * weight]]
+    match = Mixture.even({"vector": weight}, 2).combine(signal_scores, TAIL)
+    assert match.tolist() == [[10.0 * weight, 3.0 * weight]]
 
 
 def test_what_counts_nothing_ranks_nothing(toy: KnowledgeGraph) -> None:

@@ -47,27 +47,27 @@ def test_the_ranking_is_that_of_the_scores(predictor: Predictor) -> None:
         predictor.graph.entities.index["france"], predictor.graph.relations.index["capital"], "tail"
     )
     ((_, scores),) = predictor.ranker.rank(Queries.of([query]))
-    ((_, found),) = predictor.predict([query], k=99)
-    assert len(found) == len(predictor.graph.entities)
-    assert [p.id for p in found] == np.argsort(-scores[0], kind="stable").tolist()
-    assert [p.rank for p in found] == list(range(1, len(found) + 1))
+    ((_, best),) = predictor.predict([query], k=99)
+    assert len(best) == len(predictor.graph.entities)
+    assert [p.id for p in best] == np.argsort(-scores[0], kind="stable").tolist()
+    assert [p.rank for p in best] == list(range(1, len(best) + 1))
 
 
 def test_known_marks_all_splits_and_novel_hides_them(predictor: Predictor) -> None:
     graph = predictor.graph
     query = Query(graph.entities.index["austria"], graph.relations.index["capital"], "tail")
-    ((_, found),) = predictor.predict([query], k=99)
-    assert [p.label for p in found if p.known] == ["vienna"], "a test triple is known too"
+    ((_, best),) = predictor.predict([query], k=99)
+    assert [p.label for p in best if p.known] == ["vienna"], "a test triple is known too"
     ((_, novel),) = predictor.predict([query], k=99, novel=True)
-    assert [p.label for p in novel] == [p.label for p in found if not p.known]
+    assert [p.label for p in novel] == [p.label for p in best if not p.known]
 
 
 def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
     query = Query(
         predictor.graph.entities.index["usa"], predictor.graph.relations.index["located_in"], "tail"
     )
-    ((_, found),) = predictor.predict([query], k=31, explain=True)
-    for p in found:
+    ((_, best),) = predictor.predict([query], k=31, explain=True)
+    for p in best:
         assert p.tokens is not None
         assert p.parts is not None
         assert set(p.parts) == {"likelihood"}
@@ -91,7 +91,7 @@ def test_an_explanation_means_to_the_score(predictor: Predictor) -> None:
         ("kge", {"likelihood", "vector", "kge"}),
         ("kge alone", {"likelihood", "kge"}),
         ("likelihood alone", {"likelihood"}),
-        ("second stage", {"likelihood", "vector", "conditional"}),
+        ("second stage", {"likelihood", "vector", "fixed"}),
     ],
 )
 def test_the_parts_of_an_explanation_add_up_to_the_score(
@@ -109,8 +109,8 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
     if case.endswith("alone"):
         ranker = ranker.by(case.split()[0].removesuffix("s"))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
-    ((_, found),) = Predictor(toy, ranker).predict([query], k=31, explain=True)
-    for p in found:
+    ((_, best),) = Predictor(toy, ranker).predict([query], k=31, explain=True)
+    for p in best:
         assert p.parts is not None
         assert set(p.parts) == parts
         assert sum(part.weight * part.value for part in p.parts.values()) == pytest.approx(p.score, abs=1e-5)
@@ -121,11 +121,9 @@ def test_the_parts_of_an_explanation_add_up_to_the_score(
         assert p.parts["likelihood"].value == pytest.approx(
             sum(values) / (1 if case == "sum" else len(values)), abs=1e-5
         )
-    for name in parts - {"likelihood", "conditional"}:
-        assert len({p.parts[name].value for p in found if p.parts}) > 10, (
-            "values are told where weights are 0"
-        )
-    weights = {name: {p.parts[name].weight for p in found if p.parts} for name in parts}
+    for name in parts - {"likelihood", "fixed"}:
+        assert len({p.parts[name].value for p in best if p.parts}) > 10, "values are told where weights are 0"
+    weights = {name: {p.parts[name].weight for p in best if p.parts} for name in parts}
     nothing = {"vectors that count nothing": "vector", "vectors alone": "likelihood",
                "kge alone": "likelihood", "kge that counts nothing": "kge"}  # fmt: skip
     for name in parts:

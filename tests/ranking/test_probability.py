@@ -83,11 +83,11 @@ def test_a_candidate_is_compared_with_all_others_that_compete(seed: int, count: 
     taken = np.flatnonzero(rng.random(count) < 0.3)
     kept, others_1N = competing(scores_1N, (np.zeros(len(taken), np.int64), taken))
     ids = np.arange(count)
-    found = compared(kept, others_1N, np.zeros(count, np.int64), ids)
+    comparison = compared(kept, others_1N, np.zeros(count, np.int64), ids)
     others = [i for i in ids.tolist() if i not in taken]
     for i in ids.tolist():
         by_hand = features_by_hand(scores_1N[0].tolist(), others, i)
-        np.testing.assert_allclose(found[i], by_hand, atol=1e-5)
+        np.testing.assert_allclose(comparison[i], by_hand, atol=1e-5)
 
 
 def test_what_cannot_answer_competes_with_nobody_and_is_as_good_as_the_worst() -> None:

@@ -33,8 +33,8 @@ def context_of(
     triples: Sequence[tuple[int, int, int]] = TRIPLES, descriptions: dict[int, str] | None = None
 ) -> ContextGraph:
     names = [f"e{i}" if i != 3 else "Zebra" for i in range(10)]
-    told = [(descriptions or {}).get(i, "") for i in range(10)]
-    return ContextGraph(EntityTable(names, names, told), RelationTable(["r0", "r1", "r2"]), np.array(triples))
+    rows = [(descriptions or {}).get(i, "") for i in range(10)]
+    return ContextGraph(EntityTable(names, names, rows), RelationTable(["r0", "r1", "r2"]), np.array(triples))
 
 
 def reasons_of(context: ContextGraph, *signals: Any) -> Reasons:

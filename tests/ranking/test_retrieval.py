@@ -30,16 +30,16 @@ def unit_vectors(n: int, width: int = 32, seed: int = 0) -> np.ndarray[Any, Any]
 
 def test_more_is_asked_than_there_is() -> None:
     vectors = unit_vectors(3)
-    found = entity_index(vectors).search(vectors[:2], 10)
-    assert found.ids_BK.shape == found.scores_BK.shape == (2, 10)
-    assert sorted(found.ids_BK[0, :3].tolist()) == [0, 1, 2]
-    assert (found.ids_BK[:, 3:] == -1).all(), "FAISS's own -1 is not the last entity"
-    assert np.isneginf(found.scores_BK[:, 3:]).all()
+    match = entity_index(vectors).search(vectors[:2], 10)
+    assert match.ids_BK.shape == match.scores_BK.shape == (2, 10)
+    assert sorted(match.ids_BK[0, :3].tolist()) == [0, 1, 2]
+    assert (match.ids_BK[:, 3:] == -1).all(), "FAISS's own -1 is not the last entity"
+    assert np.isneginf(match.scores_BK[:, 3:]).all()
 
 
 def test_an_empty_index_finds_nothing() -> None:
-    found = entity_index(np.zeros((0, 32), np.float32)).search(unit_vectors(2), 4)
-    assert (found.ids_BK == -1).all()
+    match = entity_index(np.zeros((0, 32), np.float32)).search(unit_vectors(2), 4)
+    assert (match.ids_BK == -1).all()
     assert len(entity_index(np.zeros((0, 32), np.float32))) == 0
 
 
@@ -57,9 +57,9 @@ def test_what_is_not_finite_is_refused() -> None:
 
 def test_equal_vectors_are_all_found() -> None:
     vectors = np.repeat(unit_vectors(100), 3, axis=0)
-    found = entity_index(vectors).search(vectors[30:31], 3)
-    assert sorted(found.ids_BK[0].tolist()) == [30, 31, 32]
-    assert np.ptp(found.scores_BK[0]) < 1e-6
+    match = entity_index(vectors).search(vectors[30:31], 3)
+    assert sorted(match.ids_BK[0].tolist()) == [30, 31, 32]
+    assert np.ptp(match.scores_BK[0]) < 1e-6
 
 
 @pytest.mark.slow

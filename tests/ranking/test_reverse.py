@@ -55,9 +55,9 @@ def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
     ids_BK = np.random.default_rng(0).integers(0, len(toy.entities), (len(queries), 4))
     ids_BK[0, 2] = -1
     ids_BK[1, 1] = queries.entity_B[1]
-    told: list[tuple[int, int]] = []
+    rows: list[tuple[int, int]] = []
     found_BK = ReverseScoring(StageWeight(9, 1.0)).score(
-        ranker, queries, ids_BK, 5, lambda n, total: told.append((n, total))
+        ranker, queries, ids_BK, 5, lambda n, total: rows.append((n, total))
     )
     assert found_BK.shape == ids_BK.shape
     distinct = set()
@@ -73,18 +73,18 @@ def test_a_candidate_says_how_probable_the_entity_of_its_query_is(
             total = np.logaddexp.reduce(-np.sort(-scores_N)[:among])
             expected = max(float(scores_N[query.entity] - total), FLOOR)
             assert found_BK[b, k] == pytest.approx(expected, abs=1e-3, rel=1e-4)
-    assert sum(n for n, _ in told) == len(distinct)
-    assert {total for _, total in told} == {len(distinct)}
+    assert sum(n for n, _ in rows) == len(distinct)
+    assert {total for _, total in rows} == {len(distinct)}
 
 
 def test_what_cannot_answer_does_not_hide_the_others(ranker: Ranker, toy: KnowledgeGraph) -> None:
     relation = int(np.bincount(toy.splits["train"][:, 1]).argmax())
     constrained = ranker.possible.own_B(Queries.of([Query(0, relation, "tail")]))
     own = Query(int(toy.splits["train"][0, 0]), int(toy.splits["train"][0, 1]), "tail")
-    found = ReverseScoring(StageWeight(9, 1.0)).score(ranker, Queries.of([own]), np.array([[own.entity]]))
-    assert FLOOR <= found.item() <= 0
+    scores = ReverseScoring(StageWeight(9, 1.0)).score(ranker, Queries.of([own]), np.array([[own.entity]]))
+    assert FLOOR <= scores.item() <= 0
     if constrained.all():
-        assert found.item() == pytest.approx(FLOOR)
+        assert scores.item() == pytest.approx(FLOOR)
 
 
 def test_one_signal_alone_has_the_temperature_of_training(ranker: Ranker, toy: KnowledgeGraph) -> None:
@@ -94,8 +94,8 @@ def test_one_signal_alone_has_the_temperature_of_training(ranker: Ranker, toy: K
     temperature = alone.reader.settings.training.temperature
     scaled_N = scores_1N[0] / temperature
     expected = temperature * (scaled_N[3] - np.logaddexp.reduce(scaled_N))
-    found = ReverseScoring(StageWeight(9, 1.0)).score(alone, Queries.of([query]), np.array([[5]]))[0, 0]
-    assert found == pytest.approx(float(expected), abs=1e-4, rel=1e-4)
+    scores = ReverseScoring(StageWeight(9, 1.0)).score(alone, Queries.of([query]), np.array([[5]]))[0, 0]
+    assert scores == pytest.approx(float(expected), abs=1e-4, rel=1e-4)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 10**6])
@@ -104,11 +104,11 @@ def test_the_best_gain_and_stay_ahead(
 ) -> None:
     monkeypatch.setattr(ranker_module, "MAX_SCORES", 8 * at_once * len(toy.entities))
     queries, _ = toy.queries("test")
-    asking, told = ranker.with_stage(ReverseScoring(StageWeight(4, 0.5))), list[int]()
+    asking, messages = ranker.with_stage(ReverseScoring(StageWeight(4, 0.5))), list[int]()
     after_BN = np.zeros((len(queries), len(toy.entities)), np.float32)
-    for rows, scores_bN in asking.rank(queries, advance=told.append):
+    for rows, scores_bN in asking.rank(queries, advance=messages.append):
         after_BN[rows] = scores_bN
-    assert sum(told) == len(queries)
+    assert sum(messages) == len(queries)
     known = toy.context.answers
     for b, query in enumerate(queries):
         asked = Queries.of([query])
@@ -131,8 +131,8 @@ def test_the_best_gain_and_stay_ahead(
 def test_validation_chooses_how_many_are_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
     graph, protocol = toy, Protocol(split="valid")
     alone = ranker.replace(mixture=ranker.mixture.only("kge"))  # so that halves have the same weights
-    stage_weight, found = choose_reverse(alone, graph, protocol, candidates=8)
-    assert found["mrr_first"] == pytest.approx(evaluate(alone, graph, protocol).report["metrics"]["mrr"])
+    stage_weight, figures = choose_reverse(alone, graph, protocol, candidates=8)
+    assert figures["mrr_first"] == pytest.approx(evaluate(alone, graph, protocol).report["metrics"]["mrr"])
     asking = ranker.with_stage(ReverseScoring(stage_weight))
     assert stage_weight.k <= 8
     with pytest.raises(ConfigError, match="test triples"):
@@ -158,8 +158,8 @@ def test_one_triple_does_not_choose_how_it_is_asked_back(
 
     monkeypatch.setattr(ReverseScoring, "score", asking)
     one = replace(toy, splits={**toy.splits, "valid": toy.splits["valid"][:1]})
-    stage_weight, found = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
-    assert (stage_weight, found["mrr"]) == (StageWeight(0, 0.0), found["mrr_first"])
+    stage_weight, figures = choose_reverse(ranker, one, Protocol(split="valid"), candidates=8, batch_size=3)
+    assert (stage_weight, figures["mrr"]) == (StageWeight(0, 0.0), figures["mrr_first"])
     assert sizes == [3]
 
 
@@ -174,10 +174,10 @@ def test_what_cannot_answer_is_not_asked_back_either(ranker: Ranker, toy: Knowle
 def test_the_parts_of_a_score_that_was_asked_back(ranker: Ranker, toy: KnowledgeGraph) -> None:
     asking = ranker.with_stage(ReverseScoring(StageWeight(5, 0.5)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
-    ((_, found),) = Predictor(toy, asking).predict([query], k=10, explain=True)
-    parts = [p.parts for p in found if p.parts]
+    ((_, best),) = Predictor(toy, asking).predict([query], k=10, explain=True)
+    parts = [p.parts for p in best if p.parts]
     assert len(parts) == 10
-    for p, of in zip(found, parts, strict=True):
+    for p, of in zip(best, parts, strict=True):
         assert set(of) == {"likelihood", "vector", "kge", "reverse"}
         assert sum(part.weight * part.value for part in of.values()) == pytest.approx(p.score, abs=1e-4)
     assert max(of["reverse"].value for of in parts) > 0.01
@@ -190,16 +190,16 @@ def test_the_parts_of_a_score_that_was_asked_back_and_read_again(ranker: Ranker,
     asking = ranker.with_stage(ReverseScoring(StageWeight(5, 0.5)))
     both = asking.with_stage(FixedStage(StageWeight(5, 2.0)))
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
-    said = []
+    rows = []
     for found_by in (asking, both):
-        ((_, found),) = Predictor(toy, found_by).predict([query], k=31, explain=True)
+        ((_, best),) = Predictor(toy, found_by).predict([query], k=31, explain=True)
         assert all(sum(x.weight * x.value for x in p.parts.values()) == pytest.approx(p.score, abs=1e-4)
-                   for p in found if p.parts)  # fmt: skip
-        said.append({p.id: p.parts for p in found if p.parts})
-    assert said[1].keys() == said[0].keys()
-    for i, parts in said[1].items():
-        assert parts["reverse"].value == pytest.approx(said[0][i]["reverse"].value, abs=1e-4)
-    assert max(parts["conditional"].value for parts in said[1].values()) > 0.001
+                   for p in best if p.parts)  # fmt: skip
+        rows.append({p.id: p.parts for p in best if p.parts})
+    assert rows[1].keys() == rows[0].keys()
+    for i, parts in rows[1].items():
+        assert parts["reverse"].value == pytest.approx(rows[0][i]["reverse"].value, abs=1e-4)
+    assert max(parts["fixed"].value for parts in rows[1].values()) > 0.001
 
 
 def test_what_was_chosen_of_it_is_kept(ranker: Ranker, toy: KnowledgeGraph, tmp_path: Path) -> None:

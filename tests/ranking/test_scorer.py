@@ -19,10 +19,10 @@ class Latest(PlainScorer):
 
 def test_a_plain_scorer_is_evaluated_as_a_run_is(toy: KnowledgeGraph) -> None:
     scorer = Latest(len(toy.entities), len(toy.relations))
-    found = evaluate(scorer, toy, Protocol(split="train", filter=()), batch_size=4)
+    evaluation = evaluate(scorer, toy, Protocol(split="train", filter=()), batch_size=4)
     triples = toy.splits["train"]
     expected = len(toy.entities) - np.concatenate([triples[:, 0], triples[:, 2]])
-    assert found.ranks.of_type("realistic").tolist() == expected.tolist()
+    assert evaluation.ranks.of_type("realistic").tolist() == expected.tolist()
 
 
 def test_some_candidates_have_columns_of_their_own(toy: KnowledgeGraph) -> None:

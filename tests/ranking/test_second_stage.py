@@ -20,7 +20,7 @@ from kgmlm.graphs.queries import Queries, Query
 from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import Mixture, Ranker, StageWeight
 from kgmlm.ranking.retrieval import Retrieval, scores_of
-from kgmlm.ranking.second_stage import Conditional, best_of, in_place
+from kgmlm.ranking.second_stage import ReverseScoring, best_of, in_place
 from kgmlm.runs.index import build_index
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 
@@ -83,7 +83,7 @@ def test_whatever_is_read_the_best_k_stay_ahead_of_the_rest_that_keeps_its_order
 def test_no_more_is_read_at_once_than_asked(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranker = make_ranker(TextSettings(max_length=40)).with_stage(Conditional(StageWeight(5, 2.0)))
+    ranker = make_ranker(TextSettings(max_length=40)).with_stage(ReverseScoring(StageWeight(5, 2.0)))
     queries = toy.queries("test")[0][np.arange(8)]
     whole = dict(_rows(ranker, queries))
     sizes: list[int] = []

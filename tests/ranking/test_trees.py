@@ -151,7 +151,7 @@ def asked(toy: KnowledgeGraph) -> tuple[Queries, Any]:
 def test_features_of_the_graph_by_hand(knowing: Ranker, toy: KnowledgeGraph) -> None:
     queries, ids_BK = asked(toy)
     features = PairFeatures(knowing)
-    found = dict(zip(features.known_names, np.moveaxis(features.known(queries, ids_BK), 2, 0), strict=True))
+    values = dict(zip(features.known_names, np.moveaxis(features.known(queries, ids_BK), 2, 0), strict=True))
     train = distinct_triples(toy.splits["train"]).tolist()
     around: dict[int, set[int]] = {i: set() for i in range(len(toy.entities))}
     answers: dict[tuple[int, int, bool], set[int]] = {}
@@ -192,15 +192,15 @@ def test_features_of_the_graph_by_hand(knowing: Ranker, toy: KnowledgeGraph) -> 
                 "walks of three steps": np.log(1e-6 + three.get(c, 0)),
             }
             for name, value in expected.items():
-                assert found[name][row, column] == pytest.approx(value, abs=1e-3), (name, q, c)
-    assert (found["most similar entity with it"] <= 1 + 1e-5).all()
-    assert found["answers of similar entities"].any()
+                assert values[name][row, column] == pytest.approx(value, abs=1e-3), (name, q, c)
+    assert (values["most similar entity with it"] <= 1 + 1e-5).all()
+    assert values["answers of similar entities"].any()
 
 
 def test_features_of_complex_and_rules_by_hand(knowing: Ranker, toy: KnowledgeGraph) -> None:
     queries, ids_BK = asked(toy)
     features = PairFeatures(knowing)
-    found = dict(zip(features.known_names, np.moveaxis(features.known(queries, ids_BK), 2, 0), strict=True))
+    values = dict(zip(features.known_names, np.moveaxis(features.known(queries, ids_BK), 2, 0), strict=True))
     kge = knowing.signals["kge"]
     assert isinstance(kge, KGE)
 
@@ -218,12 +218,12 @@ def test_features_of_complex_and_rules_by_hand(knowing: Ranker, toy: KnowledgeGr
             back = scores(c, q.relation, not tail)
             expected = back[q.entity] - np.logaddexp.reduce(back[known])
             # All entities stand for themselves here, and the query's own once more.
-            assert found["kge: reversed"][row, column] <= 0
-            assert found["kge: reversed"][row, column] == pytest.approx(expected, abs=0.75)
+            assert values["kge: reversed"][row, column] <= 0
+            assert values["kge: reversed"][row, column] == pytest.approx(expected, abs=0.75)
             of_all = np.array([scores(q.entity, r, tail)[c] for r in range(len(toy.relations))])
             expected = of_all[q.relation] - np.logaddexp.reduce(of_all)
-            assert found["kge: relation of the pair"][row, column] == pytest.approx(expected, abs=1e-3)
-    best, second, number = (found[f"rules: {what}"] for what in ("best", "second", "number"))
+            assert values["kge: relation of the pair"][row, column] == pytest.approx(expected, abs=1e-3)
+    best, second, number = (values[f"rules: {what}"] for what in ("best", "second", "number"))
     assert (best >= second).all()
     assert np.array_equal(best > 0, number >= 1)
     assert np.array_equal(second > 0, number >= 2)
@@ -255,12 +255,12 @@ def test_features_are_named_and_finite(knowing: Ranker, toy: KnowledgeGraph) -> 
         there_BK = candidates.there_BK
         np.testing.assert_array_equal(candidates.signal_scores[name][there_BK], expected_BK[there_BK])
     assert np.array_equal(first.scores_BN, knowing.combined(first.queries, first.signal_scores))
-    found = features.of(first.queries, candidates, knowing.mixture)
-    assert not found[..., features.names.index("score: second stages")][2:].any(), "there is none before"
-    assert found.shape == (*ids_BK.shape, len(features.names))
-    assert found.dtype == np.float32
-    assert np.isfinite(found[2:]).all()
-    assert np.isfinite(found[0, 0]).all()
+    result = features.of(first.queries, candidates, knowing.mixture)
+    assert not result[..., features.names.index("score: second stages")][2:].any(), "there is none before"
+    assert result.shape == (*ids_BK.shape, len(features.names))
+    assert result.dtype == np.float32
+    assert np.isfinite(result[2:]).all()
+    assert np.isfinite(result[0, 0]).all()
     groups = {group_of(name) for name in features.names}
     assert groups == {"scores before", "graph", "likelihood", "vector", "kge", "rules"}
     assert features.fits(knowing)
@@ -293,11 +293,11 @@ def with_trees(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_trees_learn_what_no_signal_says(trained: Path, with_trees: Path) -> None:
     before, after = kgmlm.open_run(trained), kgmlm.open_run(with_trees)
-    found = after.folder.tuned.by["valid"]["trees"]
-    assert found["mrr"] > 1.5 * found["mrr_first"], "of each half by the trees of the other"
+    result = after.folder.tuned.by["valid"]["trees"]
+    assert result["mrr"] > 1.5 * result["mrr_first"], "of each half by the trees of the other"
     test = [mrr(run.path) for run in (before, after)]
     assert test[1] > 1.5 * test[0]
-    assert test[1] == pytest.approx(found["mrr"], abs=0.1), "and what validation says holds on test"
+    assert test[1] == pytest.approx(result["mrr"], abs=0.1), "and what validation says holds on test"
     assert after.folder.tuned.mixture.averages == before.folder.tuned.mixture.averages, "weights stay"
     assert "trees" in str(kgmlm.info(with_trees).lines())
 
@@ -434,14 +434,14 @@ def test_trees_take_part_wherever_a_run_answers(with_trees: Path, tmp_path: Path
     assert not np.allclose(scores, plain[scores.index], atol=0.1)
     with TestClient(service(opened), base_url="http://127.0.0.1") as client:
         body = {"queries": [{"head": "p1", "relation": "knows"}], "k": 20}
-        found = client.post("/rank", json=body).json()["results"][0]["predictions"]
-    assert [row["entity"] for row in found] == asked["entity"].tolist()[:20]
-    assert [row["score"] for row in found] == pytest.approx(scores.tolist()[:20], abs=1e-3)
+        parsed = client.post("/rank", json=body).json()["results"][0]["predictions"]
+    assert [row["entity"] for row in parsed] == asked["entity"].tolist()[:20]
+    assert [row["score"] for row in parsed] == pytest.approx(scores.tolist()[:20], abs=1e-3)
     model = to_pykeen_model(opened.predictor)
-    told = predict_target(
+    messages = predict_target(
         model, head="p1", relation="knows", triples_factory=to_factory(opened.graph, "train")
     )
-    by_label = told.df.set_index("tail_label")["score"]
+    by_label = messages.df.set_index("tail_label")["score"]
     assert by_label[scores.index].to_numpy() == pytest.approx(scores.to_numpy(), abs=1e-3)
     kgmlm.complete(
         run, tmp_path / "new.parquet", relations=["knows"], min_probability=0, typed=False, progress=False
@@ -555,6 +555,6 @@ def test_what_is_used_is_on_the_scale_of_what_was_measured(
 @pytest.mark.slow
 def test_one_triple_teaches_nothing(trained: Path, tmp_path: Path) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
-    found = kgmlm.tune(run, add="trees", max_triples=1, progress=False)["trees"]
-    assert (found["k"], found["mrr"]) == (0, found["mrr_first"])
+    figures = kgmlm.tune(run, add="trees", max_triples=1, progress=False)["trees"]
+    assert (figures["k"], figures["mrr"]) == (0, figures["mrr_first"])
     assert not open_folder(run).tuned.active

@@ -173,8 +173,8 @@ def test_everybody_can_read_it(evaluated: Path, tmp_path: Path, width: int) -> N
 
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-            assert [fault["id"] for fault in found] == []
+            result = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+            assert [fault["id"] for fault in result] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         context.close()
 
@@ -321,14 +321,14 @@ def ranked(toy: KnowledgeGraph, tmp_path: Path) -> Ranked:
 
 
 def test_ranks_are_read_as_they_were_written(ranked: Ranked, toy: KnowledgeGraph, tmp_path: Path) -> None:
-    found = run(toy)
+    result = run(toy)
     assert ranked.split == "test"
     assert ranked.by_side()["head"]["inverse_harmonic_mean_rank"] == pytest.approx(
-        found.report["metrics"]["head.realistic.inverse_harmonic_mean_rank"]
+        result.report["metrics"]["head.realistic.inverse_harmonic_mean_rank"]
     )
-    roles = found.report["breakdown"]["unseen_role"]
-    told = ranked.by_unseen(Scope.of(toy))
-    assert [part["count"] for part in told.values()] == [
+    roles = result.report["breakdown"]["unseen_role"]
+    messages = ranked.by_unseen(Scope.of(toy))
+    assert [part["count"] for part in messages.values()] == [
         roles[role]["count"] for role in ("neither", "answer", "known", "both")
     ]
     table = pd.read_parquet(tmp_path / "ranks.parquet")
@@ -353,11 +353,11 @@ def test_questions_are_told_apart_by_the_answers_that_training_has(
         int(((train[:, 0 if q.target == "tail" else 2] == q.entity) & (train[:, 1] == q.relation)).sum())
         for q in queries
     ]
-    found = ranked.by_answers()
-    assert found["none"]["count"] == counts.count(0)
-    assert found["1"]["count"] == counts.count(1)
-    assert found["2–9"]["count"] == sum(2 <= n <= 9 for n in counts)
-    assert sum(part["count"] for part in found.values()) == len(counts)
+    result = ranked.by_answers()
+    assert result["none"]["count"] == counts.count(0)
+    assert result["1"]["count"] == counts.count(1)
+    assert result["2–9"]["count"] == sum(2 <= n <= 9 for n in counts)
+    assert sum(part["count"] for part in result.values()) == len(counts)
 
 
 def test_the_distribution_counts_each_side_once(toy: KnowledgeGraph, ranked: Ranked) -> None:
@@ -390,8 +390,8 @@ def test_what_came_first_instead_is_no_answer(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker], tmp_path: Path
 ) -> None:
     ranker = make_ranker()
-    found = evaluate(ranker, toy, Protocol())
-    found.write_ranks(tmp_path / "ranks.parquet")
+    evaluation = evaluate(ranker, toy, Protocol())
+    evaluation.write_ranks(tmp_path / "ranks.parquet")
     ranked = Ranked.read(tmp_path / "ranks.parquet", toy)
     at = np.arange(len(ranked.ranks))
     true = set(map(tuple, toy.all_triples.tolist()))
@@ -412,10 +412,10 @@ def test_what_came_first_instead_is_no_answer(
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_ticks_reach_around_what_is_shown(low: float, more: float) -> None:
     high = low + more
-    found, slack = ticks(low, high), 1e-6 * max(1, abs(low), abs(high))
-    assert 2 <= len(found) <= 8
-    assert found[0] <= low + slack
-    assert found[-1] >= high - slack
+    result, slack = ticks(low, high), 1e-6 * max(1, abs(low), abs(high))
+    assert 2 <= len(result) <= 8
+    assert result[0] <= low + slack
+    assert result[-1] >= high - slack
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 50)), min_size=1, max_size=40))

@@ -120,9 +120,9 @@ def test_a_run_without_vectors_is_measured_among_all_too(tmp_path: Path) -> None
     run = kgmlm.train(
         "toy", "scratch", tmp_path / "run", progress=False, **arguments(epochs=1, eval_candidates=5, **TINY)
     )
-    found = run.folder.tuned.by["valid"]["text"]["mrr"]
+    result = run.folder.tuned.by["valid"]["text"]["mrr"]
     _, figures = weigh(untuned_ranker(run.folder, "cpu"), run.folder.graph, Protocol(split="valid"))
-    assert run.folder.record["best_valid_mrr"] == found == pytest.approx(figures["text"]["mrr"])
+    assert run.folder.record["best_valid_mrr"] == result == pytest.approx(figures["text"]["mrr"])
 
 
 @pytest.mark.slow

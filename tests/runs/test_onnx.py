@@ -68,11 +68,11 @@ def test_what_cannot_be_exported_says_so(
 
 
 def test_training_ends_by_making_the_run_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    rows: list[str] = []
 
     class Hears(Watcher):
         def tell(self, message: str) -> None:
-            told.append(message)
+            rows.append(message)
 
     def trained(name: str, **more: object) -> Path:
         given = TINY | {"epochs": 1, "progress": Hears(), "onnx": True} | more
@@ -90,7 +90,7 @@ def test_training_ends_by_making_the_run_ready(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(onnx, "make_ready", odd)
         torch_alone = trained(kind.__name__)
-        assert f"torch will read the texts of {torch_alone}: OddForMaskedLM cannot be exported" in told
+        assert f"torch will read the texts of {torch_alone}: OddForMaskedLM cannot be exported" in rows
         assert kgmlm.open_run(torch_alone).rank(head="France", relation="capital").shape[0] == 10
 
 

@@ -27,10 +27,10 @@ def test_workers_rank_many_queries(cli: Cli, toy_run: Path, tmp_path: Path) -> N
     (tmp_path / "new.tsv").write_text("label\tname\natl\tAtlantis\n")
     command = ("rank", toy_run, "--queries", asked, "--entities", tmp_path / "new.tsv", "--json", "--explain",
                "-k", "3", "--batch-size", "4", "-q")  # fmt: skip
-    alone, found = cli(*command), cli(*command, "--ray", "local", "--workers", "2")
-    assert (alone.returncode, found.returncode) == (0, 0), found.stderr
-    assert len(found.stdout.splitlines()) == 3 * 20
-    assert found.stdout == alone.stdout
+    alone, done = cli(*command), cli(*command, "--ray", "local", "--workers", "2")
+    assert (alone.returncode, done.returncode) == (0, 0), done.stderr
+    assert len(done.stdout.splitlines()) == 3 * 20
+    assert done.stdout == alone.stdout
     one = ("rank", toy_run, "--head", "france", "--relation", "capital")
     refused(cli(*one, "--ray", "local"), "goes with --queries")
 

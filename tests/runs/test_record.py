@@ -55,9 +55,9 @@ def test_a_record_that_cannot_be_right_is_one_sentence(run: Path, case: str) -> 
     value, message = RECORD[case]
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, case.strip(): value}))
-    found = sentence(run)
-    assert message in found
-    assert "run.json is damaged" in found
+    result = sentence(run)
+    assert message in result
+    assert "run.json is damaged" in result
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def test_one_query_has_pykeens_columns(run: Run) -> None:
 
 
 def test_a_query_may_be_said_in_order(run: Run) -> None:
-    said = run.rank(head="France", relation="has the capital", k=3)
-    pd.testing.assert_frame_equal(run.rank("France", "has the capital", k=3), said)
+    best = run.rank(head="France", relation="has the capital", k=3)
+    pd.testing.assert_frame_equal(run.rank("France", "has the capital", k=3), best)
     heads = run.rank(None, "capital", "paris", 2)
     pd.testing.assert_frame_equal(heads, run.rank(relation="capital", tail="paris", k=2))
-    assert run.explain("France", "has the capital", k=1)["name"].tolist() == said["tail_name"].tolist()[:1]
+    assert run.explain("France", "has the capital", k=1)["name"].tolist() == best["tail_name"].tolist()[:1]
 
 
 def test_a_run_does_what_the_package_does_with_it(
@@ -62,8 +62,8 @@ def test_a_run_does_what_the_package_does_with_it(
     assert run.info().graph["name"] == "toy"
     copied = kgmlm.open_run(shutil.copytree(run.path, tmp_path / "copy"))
     assert copied.report(tmp_path / "report.html", **quiet).is_file()
-    found = copied.classify([("france", "capital", "berlin")], **quiet)
-    assert 0 <= found.probabilities[0] <= 1
+    classified = copied.classify([("france", "capital", "berlin")], **quiet)
+    assert 0 <= classified.probabilities[0] <= 1
     assert copied.complete(tmp_path / "new.tsv", **quiet)["output"] == str(tmp_path / "new.tsv")
 
 
@@ -132,8 +132,8 @@ def test_further_entities_are_known_by_their_text(run: Run, tmp_path: Path) -> N
     file = tmp_path / "more.tsv"
     file.write_text("label\tname\tdescription\nlem\tLemuria\ta lost land\n")
     widest = wider.with_entities(file)
-    found = widest.rank(head="Atlantis", relation="located_in", k=99)
-    assert {"lem"} <= set(found["tail_label"])
+    best = widest.rank(head="Atlantis", relation="located_in", k=99)
+    assert {"lem"} <= set(best["tail_label"])
     before = run.rank(head="France", relation="capital", k=1)["score"][0]
     assert widest.rank(head="France", relation="capital", k=1)["score"][0] == pytest.approx(before, abs=1e-5)
     with pytest.raises(QueryError):

@@ -73,9 +73,9 @@ def test_a_run_keeps_the_tokens_of_its_names(
         toy.entities.column("surface"), expected.reader.vocabulary.span_length, False
     )
     monkeypatch.setattr(SpanTokenizer, "candidates", lambda *args: pytest.fail("tokenized again"))
-    found = tuned_ranker(open_folder(toy_run)).reader.names
+    result = tuned_ranker(open_folder(toy_run)).reader.names
     for name in ("token_ids", "offsets", "truncated_N"):
-        assert np.array_equal(getattr(found, name), getattr(made, name))
+        assert np.array_equal(getattr(result, name), getattr(made, name))
     monkeypatch.undo()
     older = tmp_path / "older"  # an older version kept none
     shutil.copytree(toy_run, older)

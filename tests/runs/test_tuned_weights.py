@@ -23,17 +23,17 @@ MIXED = Mixture.even({"likelihood": 1.0}, 3).weighed(
 def test_what_is_saved_is_opened_to_the_last_digit(tmp_path: Path) -> None:
     for stage_weights in (
         {},
-        {"conditional": StageWeight(0, 0.0)},
+        {"reverse": StageWeight(0, 0.0)},
         {"reverse": StageWeight(20, 0.125), "trees": StageWeight(100, 1.5)},
     ):
         chosen = TunedWeights(
             MIXED, stage_weights, {"likelihood": SHA}, {"command": "kgmlm tune", "valid": {"mrr": 0.5}}
         )
         chosen.save(tmp_path / "mixture.json")
-        found = TunedWeights.parse((tmp_path / "mixture.json").read_bytes(), tmp_path / "mixture.json", 3)
-        assert found.mixture.averages == MIXED.averages
-        assert all(np.array_equal(found.mixture.tables[name], MIXED.tables[name]) for name in MIXED.tables)
-        assert (found.stage_weights, found.of, found.by) == (stage_weights, chosen.of, chosen.by)
+        match = TunedWeights.parse((tmp_path / "mixture.json").read_bytes(), tmp_path / "mixture.json", 3)
+        assert match.mixture.averages == MIXED.averages
+        assert all(np.array_equal(match.mixture.tables[name], MIXED.tables[name]) for name in MIXED.tables)
+        assert (match.stage_weights, match.of, match.by) == (stage_weights, chosen.of, chosen.by)
     written = json.loads((tmp_path / "mixture.json").read_text())
     assert written["signals"]["likelihood"] == {"average": 1.0, "weights": None}, "one for all is one number"
 

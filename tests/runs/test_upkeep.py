@@ -72,8 +72,8 @@ def another(toy_run: Path, tmp_path: Path) -> Path:
 
 
 def scores(ranker: Ranker) -> Floats:
-    (found,) = [part for _, part in ranker.rank(Queries.of([Query(0, 0, "tail")]))]
-    return found
+    (best,) = [part for _, part in ranker.rank(Queries.of([Query(0, 0, "tail")]))]
+    return best
 
 
 @pytest.mark.parametrize("moment", ["before the weights", "between the renames"])

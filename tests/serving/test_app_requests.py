@@ -81,11 +81,11 @@ def told(response: httpx2.Response) -> str:
 def test_ranks_are_those_of_the_run(client: TestClient, run: Run) -> None:
     asked = [("France", "capital", None), (None, "capital", "paris"), ("usa", "located_in", None)]
     queries = [{name: x for name, x in zip(("head", "relation", "tail"), q, strict=True) if x} for q in asked]
-    found = client.post("/rank", json={"queries": queries, "k": 4}).json()["results"]
+    parsed = client.post("/rank", json={"queries": queries, "k": 4}).json()["results"]
     expected = run.rank(asked, k=4)
     rows = [
         {key: answer[key] for key in ("head", "relation", "tail")} | p
-        for answer in found
+        for answer in parsed
         for p in answer["predictions"]
     ]
     table = pd.DataFrame(rows)[list(expected.columns)]
@@ -107,13 +107,13 @@ def test_probabilities_are_those_of_classify(client: TestClient, run: Run) -> No
     known = run.graph.labeled(run.graph.splits["train"][:1])[0]
     triples = [("France", "capital", "berlin"), known]
     body = {"triples": [dict(zip(("head", "relation", "tail"), t, strict=True)) for t in triples]}
-    found = client.post("/classify", json=body | {"prior": 0.1, "explain": True}).json()["results"]
+    classified = client.post("/classify", json=body | {"prior": 0.1, "explain": True}).json()["results"]
     expected = kgmlm.classify(run, triples, prior=0.1, progress=False).as_json(explain=True)
-    assert found[0]["probability"] == pytest.approx(expected[0]["probability"], rel=1e-4)
-    assert found[0]["parts"].keys() == expected[0]["parts"].keys()
-    assert found[1].items() <= expected[1].items()
-    assert found[1]["known"]
-    assert found[1]["probability"] is None
+    assert classified[0]["probability"] == pytest.approx(expected[0]["probability"], rel=1e-4)
+    assert classified[0]["parts"].keys() == expected[0]["parts"].keys()
+    assert classified[1].items() <= expected[1].items()
+    assert classified[1]["known"]
+    assert classified[1]["probability"] is None
 
 
 def test_a_run_without_probabilities_says_so(toy_run: Path) -> None:
@@ -167,14 +167,14 @@ def test_each_address_of_the_machine_itself_is_its_name(run: Run) -> None:
 
 
 def test_what_is_served_is_told_without_paths(client: TestClient, run: Run) -> None:
-    found = client.get("/info").json()
-    assert found["graph"] == kgmlm.info(run).graph
-    assert found["run"] == "toy"
-    assert "of 100 such triples with 20 %" in found["stands_for"]
-    assert found["limits"]["k"] == schema.MAX_K
-    assert str(run.path.parent) not in json.dumps(found)
-    assert "--model" not in json.dumps(found), "no command lines"
-    assert "hardware" not in json.dumps(found)
+    parsed = client.get("/info").json()
+    assert parsed["graph"] == kgmlm.info(run).graph
+    assert parsed["run"] == "toy"
+    assert "of 100 such triples with 20 %" in parsed["stands_for"]
+    assert parsed["limits"]["k"] == schema.MAX_K
+    assert str(run.path.parent) not in json.dumps(parsed)
+    assert "--model" not in json.dumps(parsed), "no command lines"
+    assert "hardware" not in json.dumps(parsed)
     assert client.get("/healthz").json() == {"status": "ok"}
     relations = client.get("/relations").json()["results"]
     assert [r["label"] for r in relations] == [r.label for r in run.graph.relations]
@@ -208,10 +208,10 @@ def test_entities_come_with_their_triples_page_by_page(client: TestClient, run: 
 def test_entities_come_with_those_that_are_most_similar(client: TestClient, toy_vector_run: Path) -> None:
     run = kgmlm.open_run(toy_vector_run, device="cpu")
     with client_of(service(run)) as asked:
-        found = asked.get("/similar", params={"entity": "france", "k": 3}).json()["results"]
+        parsed = asked.get("/similar", params={"entity": "france", "k": 3}).json()["results"]
         expected = run.similar("france", 3)
-        assert [row["label"] for row in found] == list(expected["entity"])
-        assert [row["cosine"] for row in found] == pytest.approx(list(expected["cosine"]), abs=1e-5)
+        assert [row["label"] for row in parsed] == list(expected["entity"])
+        assert [row["cosine"] for row in parsed] == pytest.approx(list(expected["cosine"]), abs=1e-5)
         done = asked.get("/similar", params={"entity": "atlantis"})
         assert (done.status_code, done.json()["error"]) == (422, "no entity has the label 'atlantis'")
     assert client.get("/similar", params={"entity": "france"}).json() == {"results": []}, "without embeddings"
@@ -280,8 +280,8 @@ def test_a_run_that_changes_or_vanishes_is_served_as_it_was(
     with client_of(apps[0]) as client, client_of(apps[1]) as late:
         before = [client.post(path, json=body).json() for path, body in asked]
         before += [client.get(path).json() for path in read]
-        said = client.get("/info").json()
-        assert (said["folder"], said["judging"], said["updating"]) == ("as opened", True, True)
+        parsed = client.get("/info").json()
+        assert (parsed["folder"], parsed["judging"], parsed["updating"]) == ("as opened", True, True)
         happens(run, toy_vector_run)
         files = set(tmp_path.rglob("*"))
         for asker in (client, late):
@@ -289,7 +289,7 @@ def test_a_run_that_changes_or_vanishes_is_served_as_it_was(
             assert [answer.status_code for answer in after] == [200] * 9
             assert [answer.json() for answer in after] == before
             told_now = {"folder": folder, "judging": status == 201, "updating": False}
-            assert asker.get("/info").json() == said | told_now
+            assert asker.get("/info").json() == parsed | told_now
             assert asker.get("/feedback", params={"entity": "france"}).json() == {"results": []}
         assert client.post("/update", json={"entities": new}).status_code == 409
         answer = client.post("/feedback", json=JUDGED)
@@ -318,8 +318,8 @@ def test_a_run_that_was_trained_further_is_opened_again_before_it_is_served(
     with client_of(service(run)) as client:
         info = client.get("/info").json()
         assert info["folder"] == "as opened"
-        (found,) = client.post("/explain", json={"queries": [CAPITAL], "k": 1}).json()["results"]
-        assert "types" in found["predictions"][0]["parts"]
+        (parsed,) = client.post("/explain", json={"queries": [CAPITAL], "k": 1}).json()["results"]
+        assert "types" in parsed["predictions"][0]["parts"]
 
 
 def test_the_description_is_complete_and_docs_need_no_other_host(client: TestClient) -> None:
@@ -452,11 +452,11 @@ def test_a_request_brings_entities_of_its_own(client: TestClient, run: Run) -> N
         assert "Atlantis" not in {p["entity"] for p in after["predictions"]}
     assert client.post("/rank", json=body | {"entities": []}).status_code == 422
     assert client.get("/entity/Atlantis").status_code == 404
-    (said,) = client.post(
+    (message,) = client.post(
         "/classify",
         json={"triples": [{"head": "Atlantis", "relation": "located_in", "tail": "usa"}], "entities": new},
     ).json()["results"]
-    assert 0 < said["probability_if_half_true"] < 1
+    assert 0 < message["probability_if_half_true"] < 1
     twice = client.post(
         "/rank",
         json={"queries": [{"head": "x", "relation": "capital"}],
@@ -524,15 +524,15 @@ def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_servi
             "results"
         ]
         claimed = {"triples": claims, "entities": body["entities"]}
-        said = client.post("/classify", json=claimed).json()["results"]
+        classified = client.post("/classify", json=claimed).json()["results"]
         (after,) = client.post("/rank", json={"queries": [CAPITAL]}).json()["results"]
     answered = pd.DataFrame([
         {key: answer[key] for key in keys} | p for answer in results for p in answer["predictions"]
     ])  # fmt: skip
-    for found in (printed, answered):
-        found["probability"] = found["probability"].astype(float)  # none has one
+    for item in (printed, answered):
+        item["probability"] = item["probability"].astype(float)  # none has one
         pd.testing.assert_frame_equal(
-            found[list(expected.columns)], expected, check_dtype=False, rtol=1e-5, check_like=True
+            item[list(expected.columns)], expected, check_dtype=False, rtol=1e-5, check_like=True
         )
     known = expected[expected["known"]]
     assert set(known["entity"]) == {"europe", "poseidonia", "spain"}
@@ -546,8 +546,8 @@ def test_triples_of_new_entities_count_alike_in_python_the_command_and_the_servi
         entity_triples=TOLD,
         progress=False,
     )
-    assert said[0]["probability_if_half_true"] == pytest.approx(judged.if_half_true[0], rel=1e-4)
-    assert [row["known"] for row in said] == judged.known.tolist() == [False, True]
+    assert classified[0]["probability_if_half_true"] == pytest.approx(judged.if_half_true[0], rel=1e-4)
+    assert [row["known"] for row in classified] == judged.known.tolist() == [False, True]
     assert "atl" not in {p["entity"] for p in after["predictions"]}, "nothing is kept"
 
 
@@ -599,10 +599,10 @@ def test_entities_that_are_kept_keep_their_triples(calibrated: Path) -> None:
         assert first.status_code == 201, first.text
         more = {"name": "Lemuria", "triples": [{"relation": "borders", "tail": "Atlantis"}]}
         assert client.post("/entities", json={"entities": [more]}).status_code == 201
-        (found,) = client.post(
+        (result,) = client.post(
             "/rank", json={"queries": [{"head": "atl", "relation": "capital"}], "k": 40}
         ).json()["results"]
-        assert [p["entity"] for p in found["predictions"] if p["known"]] == ["poseidonia"]
+        assert [p["entity"] for p in result["predictions"] if p["known"]] == ["poseidonia"]
         page = client.get("/entity/atl").json()
         rows = [tuple(t[key]["label"] for key in ("head", "relation", "tail")) for t in page["triples"]]
         assert rows == [
@@ -626,11 +626,11 @@ def test_entities_are_kept_only_by_a_writable_service(client: TestClient, calibr
         answer = writable.post("/entities", json=new)
         assert (answer.status_code, answer.json()) == (201, {"labels": ["hostile"], "added": 1})
         assert "exists already" in told(writable.post("/entities", json=new))
-        found = writable.post("/rank", json={"queries": [CAPITAL], "k": 100})
-        assert "hostile" in {p["entity"] for p in found.json()["results"][0]["predictions"]}
+        result = writable.post("/rank", json={"queries": [CAPITAL], "k": 100})
+        assert "hostile" in {p["entity"] for p in result.json()["results"][0]["predictions"]}
         page = writable.get("/entity/hostile")
         searched = writable.get("/entities", params={"q": "<img"})
-        for shown in (found, page, searched):  # the name as it is, as data
+        for shown in (result, page, searched):  # the name as it is, as data
             assert json.dumps(HOSTILE)[1:-1] in json.dumps(shown.json())
             assert shown.headers["content-type"] == "application/json"
             assert shown.headers["x-content-type-options"] == "nosniff"
@@ -791,17 +791,17 @@ def test_a_batch_is_full_or_its_window_has_passed() -> None:
         seen = Seen(batch=lambda size, seconds: sizes.append(size))
         batcher: Batcher[int, int] = Batcher(doubled, most=3, window=0.05, seen=seen)
         batcher.start()
-        found = await asyncio.gather(*map(batcher.ask, (1, 2, -3, 4)), return_exceptions=True)
+        result = await asyncio.gather(*map(batcher.ask, (1, 2, -3, 4)), return_exceptions=True)
         alone = await batcher.ask(5, size=9)
         await batcher.close()
         with pytest.raises(ClosedError):
             await batcher.ask(6)
-        return [*found, alone]
+        return [*result, alone]
 
-    found = asyncio.run(ask())
+    result = asyncio.run(ask())
     assert sizes == [3, 1, 9]
-    assert isinstance(found[2], ValueError)
-    assert [x for x in found if isinstance(x, int)] == [2, 4, 8, 10]
+    assert isinstance(result[2], ValueError)
+    assert [x for x in result if isinstance(x, int)] == [2, 4, 8, 10]
 
 
 def test_closing_finishes_what_waits_and_cancelled_tasks_leave_the_queue() -> None:
@@ -859,7 +859,7 @@ def test_others_come_between_the_parts_of_a_request_and_who_leaves_takes_the_res
         await asyncio.sleep(0)
         go.set()
         assert await small == "small"
-        found = await large
+        result = await large
         begun.clear()
         go.clear()
         leaving = asyncio.create_task(batcher.ask_in_parts([(f"leaving {n}", 1) for n in range(9)]))
@@ -868,7 +868,7 @@ def test_others_come_between_the_parts_of_a_request_and_who_leaves_takes_the_res
         await asyncio.sleep(0)
         go.set()
         await batcher.close()
-        return found
+        return result
 
     assert asyncio.run(ask()) == ["large 0", "large 1", "large 2"]
     assert worked == ["large 0", "small", "large 1", "large 2", "leaving 0"]
@@ -891,8 +891,8 @@ def test_what_is_not_answered_in_time_is_refused_when_the_service_ends() -> None
         batcher.end(0.01)
         with pytest.raises(ClosedError):
             await batcher.ask(3)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(x) for x in found] == [ClosedError, ClosedError]
+        result = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(x) for x in result] == [ClosedError, ClosedError]
         assert batcher.size == 0
         go.set()
         await batcher.close()
@@ -921,9 +921,9 @@ def test_a_request_in_parts_is_answered_as_whole_and_too_much_work_is_refused(
     answers = []
     for size in (64, 2):
         with client_of(service(calibrated, batch_size=size)) as client:
-            found = {path: client.post(path, json=body) for path, body in bodies.items()}
-        assert {answer.status_code for answer in found.values()} == {200}
-        answers.append({path: answer.json() for path, answer in found.items()})
+            outcomes = {path: client.post(path, json=body) for path, body in bodies.items()}
+        assert {answer.status_code for answer in outcomes.values()} == {200}
+        answers.append({path: answer.json() for path, answer in outcomes.items()})
     whole, parts = answers
     for path in bodies:
         close(parts[path], whole[path])
@@ -990,10 +990,10 @@ def test_vectors_of_new_entities_are_read(toy_vector_run: Path) -> None:
     run = kgmlm.open_run(toy_vector_run, device="cpu")
     new = schema.NewEntity(name="Atlantis", description="a lost island")
     task = RankTask([schema.RankQuery(head="Atlantis", relation="located_in")], 5, False, own=Own([new]))
-    ((found,),) = Session(run).work([task])
+    ((result,),) = Session(run).work([task])
     wider = run.with_entities(EntityTable(["Atlantis"], ["Atlantis"], ["a lost island"]))
     expected = wider.rank(head="Atlantis", relation="located_in", k=5)
-    assert [p["entity"] for p in found["predictions"]] == expected["tail_label"].tolist()
+    assert [p["entity"] for p in result["predictions"]] == expected["tail_label"].tolist()
 
 
 NAMES = ["Influenza A virus", "influenza vaccine", "Virus", "retro_virus", "Straße", "日本", "aaaa", "aaaa"]

@@ -365,21 +365,21 @@ def test_what_if_there_were_another_entity(visit: Any, url: str) -> None:
         page.keyboard.press("Enter")
     page.wait_for_selector("#around .head:has-text('2 triples given')")
     visitor.settled()
-    told = ["Atlantis has the capital Paris", "Spain borders Atlantis"]
-    assert page.locator("#given li > span").all_inner_texts() == told
+    rows = ["Atlantis has the capital Paris", "Spain borders Atlantis"]
+    assert page.locator("#given li > span").all_inner_texts() == rows
     page.click("#around summary")
-    assert [f"{line} (known)" for line in told] == page.locator("#around details li").all_inner_texts()[:2]
+    assert [f"{line} (known)" for line in rows] == page.locator("#around details li").all_inner_texts()[:2]
     assert page.locator(".answer:has-text('Paris') .given").text_content() == "known"
     link = page.url
     visitor.click("[aria-label='Remove the triple with Spain']")
-    assert page.locator("#given li > span").all_inner_texts() == told[:1]
+    assert page.locator("#given li > span").all_inner_texts() == rows[:1]
     page.click("text=What if")
     page.wait_for_selector("#around h2:has-text('Around France')")
     assert "given=" not in page.url
     again = visit(url).open(link.removeprefix(f"{url}/"))
     assert again.input_value("#new-name") == "Atlantis"
     assert again.input_value("#new-about") == "a lost country in the sea"
-    assert again.locator("#given li > span").all_inner_texts() == told
+    assert again.locator("#given li > span").all_inner_texts() == rows
 
 
 def test_a_new_entity_is_proposed(visit: Any, url: str) -> None:
@@ -609,7 +609,7 @@ def test_the_pictures_of_the_docs(browser: Any) -> None:
 
 def test_another_entity_is_added_to_the_run(visit: Any, browser: Any, folder: Path, tmp_path: Path) -> None:
     run = shutil.copytree(folder, tmp_path / "run")
-    app = Reloading(service(run), lambda: service(run), lambda told: None, seconds=0.1)
+    app = Reloading(service(run), lambda: service(run), lambda messages: None, seconds=0.1)
     given = '[["tail","located_in","europe"]]'
     asked = {"side": "head", "relation": "borders", "name": "Atlantis", "about": "an island", "given": given}
     with served(app) as at:  # type: ignore[arg-type]
@@ -621,7 +621,7 @@ def test_another_entity_is_added_to_the_run(visit: Any, browser: Any, folder: Pa
         page.wait_for_selector("#around .of, #answers-title")
         assert "head=Atlantis" in page.url
         assert not page.locator("#keep button, #new:visible").count()
-        told = page.inner_text("#run")
+        messages = page.inner_text("#run")
     graph = kgmlm.open_run(run).graph
     assert graph.has_labels("Atlantis", "located_in", "europe")
-    assert told
+    assert messages

@@ -24,13 +24,19 @@ def said(tail: str, label: int | None, head: str = "virus") -> Judgment:
 def test_the_last_word_counts(tmp_path: Path) -> None:
     file = tmp_path / "feedback.jsonl"
     assert feedback.read_judgments(file) == ([], 0)
-    for one in (said("flu", 1), said("rain", 1), said("rain", 0), said("flu", None), said("a\nb 🦠", 1)):
+    for one in (
+        said("flu", 1),
+        said("rain", 1),
+        said("rain", 0),
+        said("flu", None),
+        said("a\nb 🦠", 1),
+    ):
         feedback.add_judgments(file, one)
-    found = feedback.read_judgments(file)
-    assert [j.tail for j in found.judgments] == ["flu", "rain", "rain", "flu", "a\nb 🦠"]
-    assert {j.tail: j.label for j in found.counting()} == {"rain": 0, "a\nb 🦠": 1}
-    assert {j.tail: j.label for j in found.latest().values()} == {"flu": None, "rain": 0, "a\nb 🦠": 1}
-    assert all(j.time.endswith("+00:00") for j in found.judgments)
+    result = feedback.read_judgments(file)
+    assert [j.tail for j in result.judgments] == ["flu", "rain", "rain", "flu", "a\nb 🦠"]
+    assert {j.tail: j.label for j in result.counting()} == {"rain": 0, "a\nb 🦠": 1}
+    assert {j.tail: j.label for j in result.latest().values()} == {"flu": None, "rain": 0, "a\nb 🦠": 1}
+    assert all(j.time.endswith("+00:00") for j in result.judgments)
 
 
 def test_odd_labels_are_written_as_parquet(tmp_path: Path) -> None:
@@ -56,9 +62,9 @@ def test_what_was_cut_off_spoils_nothing(tmp_path: Path, rest: bytes) -> None:
     with open(file, "ab") as cut:
         cut.write(rest)
     feedback.add_judgments(file, said("rain", 0))
-    found = feedback.read_judgments(file)
-    assert [j.tail for j in found.judgments] == ["flu", "rain"]
-    assert found.damaged == 1
+    result = feedback.read_judgments(file)
+    assert [j.tail for j in result.judgments] == ["flu", "rain"]
+    assert result.damaged == 1
 
 
 def test_many_may_write_at_once(tmp_path: Path) -> None:
@@ -73,8 +79,8 @@ def test_many_may_write_at_once(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = feedback.read_judgments(file)
-    assert (len(found.judgments), found.damaged) == (20, 0)
+    result = feedback.read_judgments(file)
+    assert (len(result.judgments), result.damaged) == (20, 0)
 
 
 def test_what_cannot_be_written_or_read_is_one_sentence(tmp_path: Path) -> None:

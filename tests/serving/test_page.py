@@ -60,8 +60,8 @@ def test_the_page_is_small_whole_and_loads_nothing_else(client: TestClient) -> N
         assert answer.status_code == 200, path
         assert answer.headers["content-security-policy"] == policy
         size += len(answer.content)
-        found = re.findall(r"""(?:src|href|from|import)[= ]"([^"#]+)\"""", answer.text)
-        for link in (urljoin(path, x) for x in found):
+        match = re.findall(r"""(?:src|href|from|import)[= ]"([^"#]+)\"""", answer.text)
+        for link in (urljoin(path, x) for x in match):
             if link not in (*asked, "/docs"):
                 asked.append(link)
     assert {path.removeprefix("/page/") for path in asked[1:]} == {
@@ -89,38 +89,38 @@ def test_the_page_needs_no_token_and_tells_nothing(folder: Path) -> None:
 
 def test_an_explored_query_is_what_explain_says(client: TestClient, folder: Path) -> None:
     body = ASKED | {"k": 5, "also": ["berlin", "France"]}
-    found = client.post("/explore", json=body).json()
+    parsed = client.post("/explore", json=body).json()
     explained = client.post("/explain", json={"queries": [ASKED], "k": 5}).json()["results"][0]["predictions"]
-    for row, same in zip(found["predictions"], explained, strict=True):
+    for row, same in zip(parsed["predictions"], explained, strict=True):
         assert {key: row[key] for key in same if key != "score"} == {
             k: v for k, v in same.items() if k != "score"
         }
-    shown = [row["probability"] for row in found["predictions"]]
+    shown = [row["probability"] for row in parsed["predictions"]]
     numbers = [p for p in shown if p is not None]
     assert numbers
     assert all(0 <= p <= 1 for p in numbers)
-    berlin, france = found["also"]
+    berlin, france = parsed["also"]
     assert berlin["probability"] is not None
     ranks = kgmlm.open_run(folder, device="cpu").rank(head="france", relation="capital", k=31)
-    berlin, france = found["also"]
+    berlin, france = parsed["also"]
     assert berlin["rank"] == ranks.set_index("tail_label").loc["berlin", "rank"]
     assert berlin["possible"]
     new = client.post("/explore", json=body | {"novel": True}).json()["also"][0]["rank"]
     assert new == berlin["rank"] - ranks["known"][: berlin["rank"] - 1].sum()
     assert france["rank"] == ranks.set_index("tail_label").loc["france", "rank"]
-    assert found["reading"]["before"] == "France. country in western Europe | has the capital |"
-    assert found["reading"]["hole"] == kgmlm.info(folder).model["span_length"]
-    assert set(found["usual"]) == set(found["predictions"][0]["parts"])
+    assert parsed["reading"]["before"] == "France. country in western Europe | has the capital |"
+    assert parsed["reading"]["hole"] == kgmlm.info(folder).model["span_length"]
+    assert set(parsed["usual"]) == set(parsed["predictions"][0]["parts"])
     everybody = client.post("/explore", json=ASKED | {"k": 1000}).json()["predictions"]
     mean = np.mean([row["parts"]["likelihood"]["adds"] for row in everybody])
-    assert found["usual"]["likelihood"] == pytest.approx(mean, rel=1e-3)
-    assert found["entity"]["of_graph"]
+    assert parsed["usual"]["likelihood"] == pytest.approx(mean, rel=1e-3)
+    assert parsed["entity"]["of_graph"]
 
 
 def test_each_signal_has_a_name_and_a_color() -> None:
     page = Path(kgmlm.__file__).parent / "serving" / "page"
     words, style = ((page / name).read_text("utf-8") for name in ("words.js", "style.css"))
-    for name in (*SIGNALS, "reverse", "conditional", "trees"):
+    for name in (*SIGNALS, "reverse", "trees"):
         assert f'  {name}: "' in words
         assert f".s-{name} {{ background: var(--s-{name}); }}" in style
         assert style.count(f"--s-{name}: ") == 2, "a light one and a dark one"
@@ -129,10 +129,10 @@ def test_each_signal_has_a_name_and_a_color() -> None:
 def test_a_new_entity_is_read_by_its_words(client: TestClient) -> None:
     new = [{"label": "new: France", "name": "France", "description": "another one"}]
     asked = {"head": "new: France", "relation": "capital", "entities": new, "k": 2}
-    found = client.post("/explore", json=asked).json()
-    assert found["reading"]["before"] == "France. another one | has the capital |"
-    assert not found["entity"]["of_graph"]
-    assert found["entities"] == 32
+    parsed = client.post("/explore", json=asked).json()
+    assert parsed["reading"]["before"] == "France. another one | has the capital |"
+    assert not parsed["entity"]["of_graph"]
+    assert parsed["entities"] == 32
     assert client.post("/explore", json=ASKED | {"also": ["nobody"]}).status_code == 422
     assert client.post("/explore", json=ASKED | {"tail": "paris"}).status_code == 422
     typed = {"name": "Atlantis", "types": ["country", "island"]}
@@ -146,11 +146,11 @@ def test_what_is_given_of_a_new_entity_is_told_back(client: TestClient) -> None:
     triples = [{"relation": "capital", "tail": "Paris"}, {"head": "spain", "relation": "borders"}]
     new = [{"name": "Atlantis", "triples": triples}]
     asked = {"head": "Atlantis", "relation": "capital", "entities": new, "k": 40}
-    found = client.post("/explore", json=asked).json()
-    given = [(t["relation"]["label"], t["target"], t["entity"]["label"]) for t in found["entity"]["given"]]
+    parsed = client.post("/explore", json=asked).json()
+    given = [(t["relation"]["label"], t["target"], t["entity"]["label"]) for t in parsed["entity"]["given"]]
     assert given == [("capital", "tail", "paris"), ("borders", "head", "spain")]
-    assert [p["entity"] for p in found["predictions"] if p["known"]] == ["paris"]
-    (paris,) = (p for p in found["predictions"] if p["entity"] == "paris")
+    assert [p["entity"] for p in parsed["predictions"] if p["known"]] == ["paris"]
+    (paris,) = (p for p in parsed["predictions"] if p["entity"] == "paris")
     assert paris["probability"] is None, "it is known, so nobody asks how probable it is"
     assert client.post("/explore", json=ASKED).json()["entity"]["given"] == []
 
@@ -165,13 +165,13 @@ def test_neighbors_that_are_told_are_listed_and_what_cannot_answer_is_marked(
     monkeypatch.setattr("kgmlm.ranking.constraints.MIN_TRIPLES", 1)
     predictor = Predictor(toy, make_ranker(TextSettings(neighbors=2, template="natural")))
     query = Resolver(toy).query("capital", "France", None)
-    found = shown(predictor, query, 1, False, np.array([query.entity]))
-    assert found["predictions"][0]["possible"]
-    assert not found["also"][0]["possible"]
-    told = [edge["entity"]["name"] for edge in found["reading"]["neighbors"]]
-    assert len(told) == 2
-    assert all(name in found["reading"]["before"] for name in told)
-    assert "[MASK]" not in found["reading"]["before"] + found["reading"]["after"]
+    values = shown(predictor, query, 1, False, np.array([query.entity]))
+    assert values["predictions"][0]["possible"]
+    assert not values["also"][0]["possible"]
+    rows = [edge["entity"]["name"] for edge in values["reading"]["neighbors"]]
+    assert len(rows) == 2
+    assert all(name in values["reading"]["before"] for name in rows)
+    assert "[MASK]" not in values["reading"]["before"] + values["reading"]["after"]
 
 
 def test_relations_come_in_the_order_of_what_an_entity_has(client: TestClient, toy: KnowledgeGraph) -> None:
@@ -282,12 +282,12 @@ def test_what_ifs_are_those_of_the_card_or_twins(client: TestClient) -> None:
 
 
 def test_what_an_entity_lacks_is_what_python_says(client: TestClient, folder: Path) -> None:
-    found = client.get("/missing", params={"entity": "france", "k": 4}).json()["results"]
+    parsed = client.get("/missing", params={"entity": "france", "k": 4}).json()["results"]
     expected = kgmlm.open_run(folder, device="cpu").missing("france", k=4).as_json()
-    assert [(row["head"], row["relation"], row["tail"]) for row in found] == [
+    assert [(row["head"], row["relation"], row["tail"]) for row in parsed] == [
         (row["head"], row["relation"], row["tail"]) for row in expected
     ]
-    assert [row["probability"] for row in found] == pytest.approx([row["probability"] for row in expected])
+    assert [row["probability"] for row in parsed] == pytest.approx([row["probability"] for row in expected])
     assert client.get("/missing", params={"entity": "atlantis"}).status_code == 422
     assert client.get("/missing", params={"entity": "france", "k": 1000}).status_code == 422
 
@@ -295,10 +295,10 @@ def test_what_an_entity_lacks_is_what_python_says(client: TestClient, folder: Pa
 def awaited(client: TestClient) -> dict[str, Any]:
     """The new facts, once they are there or will not be."""
     until = time.monotonic() + 300
-    while (found := client.get("/new-facts").json())["status"] == "looking":
+    while (parsed := client.get("/new-facts").json())["status"] == "looking":
         assert time.monotonic() < until
         time.sleep(0.1)
-    return dict(found)
+    return dict(parsed)
 
 
 def toy_triples() -> list[tuple[str, str, str]]:
@@ -311,20 +311,20 @@ def test_new_facts_are_those_of_complete_and_are_kept(folder: Path, tmp_path: Pa
     run = shutil.copytree(folder, tmp_path / "toy")
 
     with TestClient(service(run), HOME) as client:
-        found = awaited(client)
-        assert found["status"] == "ready", found["why"]
-        relation = found["relations"][0]["label"]
+        result = awaited(client)
+        assert result["status"] == "ready", result["why"]
+        relation = result["relations"][0]["label"]
         some = client.get("/new-facts", params={"relation": relation, "limit": 100}).json()
     asked: dict[str, Any] = {"min_probability": 0.01, "functional": True, "known": ["train", "valid"]}
     made = kgmlm.complete(run, tmp_path / "facts.parquet", progress=False, **asked)
-    assert [row["head"] for row in made["best"]] == [row["head"] for row in found["facts"]]
-    assert found["total"] == made["listed"] == sum(of["facts"] for of in found["relations"])
+    assert [row["head"] for row in made["best"]] == [row["head"] for row in result["facts"]]
+    assert result["total"] == made["listed"] == sum(of["facts"] for of in result["relations"])
     assert {fact["relation"] for fact in some["facts"]} == {relation}
-    assert len(some["facts"]) == some["total"] == found["relations"][0]["facts"]
+    assert len(some["facts"]) == some["total"] == result["relations"][0]["facts"]
     kept = (run / FILE).stat().st_mtime_ns
     assert not [path for path in run.iterdir() if path.name.startswith(f"{FILE}.")], "no parts are left"
     with TestClient(service(run), HOME) as again:
-        assert again.get("/new-facts").json() == found
+        assert again.get("/new-facts").json() == result
     assert (run / FILE).stat().st_mtime_ns == kept
     kgmlm.tune(run, add="types", progress=False)
     with TestClient(service(run), HOME) as other:
@@ -343,16 +343,16 @@ def test_facts_of_a_first_sample_are_shown_while_it_looks_further(
     seen = []
     with TestClient(service(run), HOME) as client:
         until = time.monotonic() + 300
-        while (found := client.get("/new-facts").json())["status"] == "looking":
-            seen.append((found["total"], found["asked"], found["progress"]))
+        while (parsed := client.get("/new-facts").json())["status"] == "looking":
+            seen.append((parsed["total"], parsed["asked"], parsed["progress"]))
             assert time.monotonic() < until
             time.sleep(0.05)
-    assert found["status"] == "ready", found["why"]
-    assert found["progress"] == 1
+    assert parsed["status"] == "ready", parsed["why"]
+    assert parsed["progress"] == 1
     assert seen[0] == (0, 0, 0)
     assert all(0 <= progress <= 1 for _, _, progress in seen)
     assert {asked for total, asked, _ in seen if total} == {20}, "facts of the first sample come first"
-    assert found["asked"] > 20
+    assert parsed["asked"] > 20
     assert not [path for path in run.iterdir() if path.name.startswith(f"{FILE}.")], "no parts are left"
 
 
@@ -360,16 +360,16 @@ def test_it_is_said_why_there_are_no_new_facts(folder: Path, tmp_path: Path) -> 
     run = shutil.copytree(folder, tmp_path / "toy")
     with TestClient(service(run), HOME) as client:
         run.rename(tmp_path / "moved")
-        found = client.get("/new-facts").json()
-    assert found["status"] == "none"
-    assert "has changed" in found["why"]
+        parsed = client.get("/new-facts").json()
+    assert parsed["status"] == "none"
+    assert "has changed" in parsed["why"]
     small: dict[str, Any] = {"max_steps": 1, "holdout": False, **TINY}
     alone = kgmlm.train(toy_triples(), "scratch", tmp_path / "alone", progress=False, **arguments(**small))
     with TestClient(service(alone), HOME) as client:
-        found = awaited(client)
-    assert found["status"] == "none"
-    assert found["why"].startswith("the graph ")
-    assert "no split 'valid'" in found["why"]
+        parsed = awaited(client)
+    assert parsed["status"] == "none"
+    assert parsed["why"].startswith("the graph ")
+    assert "no split 'valid'" in parsed["why"]
 
 
 def test_judgments_are_kept_with_the_run(client: TestClient, folder: Path) -> None:

@@ -34,8 +34,8 @@ def until(holds: Callable[[], bool]) -> bool:
 
 
 def test_an_updated_run_is_answered_from_and_no_request_is_dropped(run: Path) -> None:
-    told: list[str] = []
-    app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
+    rows: list[str] = []
+    app = Reloading(service(run), lambda: service(run), rows.append, seconds=0.05)
     codes: list[int] = []
     with TestClient(app, "http://127.0.0.1") as client:
         assert client.post("/rank", json=ASKED).status_code == 422
@@ -55,13 +55,13 @@ def test_an_updated_run_is_answered_from_and_no_request_is_dropped(run: Path) ->
             stop.set()
             asking.join()
     assert set(codes) == {200}
-    assert told == ["the run has changed and is open again"]
+    assert rows == ["the run has changed and is open again"]
 
 
 def test_new_probabilities_are_noticed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kgmlm.prediction.drawing.MIN_TRIPLES", 2)  # the toy graph has few
-    told: list[str] = []
-    app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
+    rows: list[str] = []
+    app = Reloading(service(run), lambda: service(run), rows.append, seconds=0.05)
     body = {"triples": [{"head": "france", "relation": "capital", "tail": "paris"}]}
     with TestClient(app, "http://127.0.0.1") as client:
         assert client.post("/classify", json=body).status_code == 409
@@ -85,7 +85,7 @@ def test_the_server_can_end_while_a_run_is_opened(run: Path) -> None:
         go_on.wait(60)
         return service(run)
 
-    app = Reloading(service(run), slow, lambda said: None, seconds=0.05)  # type: ignore[arg-type]
+    app = Reloading(service(run), slow, lambda message: None, seconds=0.05)  # type: ignore[arg-type]
     with TestClient(app, "http://127.0.0.1"):
         kgmlm.update(run, NEW, progress=False)
         assert opening.wait(60)
@@ -94,19 +94,19 @@ def test_the_server_can_end_while_a_run_is_opened(run: Path) -> None:
 
 @pytest.mark.parametrize("error", [RunError("it is damaged"), MemoryError("two models do not fit")])
 def test_a_run_that_cannot_be_opened_is_served_as_it_was(run: Path, error: Exception) -> None:
-    told: list[str] = []
+    rows: list[str] = []
 
     def fails() -> object:
         raise error
 
-    app = Reloading(service(run), fails, told.append, seconds=0.05)  # type: ignore[arg-type]
+    app = Reloading(service(run), fails, rows.append, seconds=0.05)  # type: ignore[arg-type]
     with TestClient(app, "http://127.0.0.1") as client:
         kgmlm.update(run, NEW, progress=False)
-        assert until(lambda: bool(told))
+        assert until(lambda: bool(rows))
         time.sleep(0.3)
         body = {"queries": [{"head": "France", "relation": "capital"}], "k": 1}
         assert client.post("/rank", json=body).status_code == 200
-    assert told == ["the run has changed and cannot be opened, so the old one is served: " + str(error)]
+    assert rows == ["the run has changed and cannot be opened, so the old one is served: " + str(error)]
 
 
 def added(client: TestClient, **entity: object) -> dict[str, object]:
@@ -119,8 +119,8 @@ def added(client: TestClient, **entity: object) -> dict[str, object]:
 
 
 def test_an_entity_is_added_to_the_run_itself(run: Path) -> None:
-    told: list[str] = []
-    app = Reloading(service(run), lambda: service(run), told.append, seconds=0.05)
+    rows: list[str] = []
+    app = Reloading(service(run), lambda: service(run), rows.append, seconds=0.05)
     triples = [{"relation": "located_in", "tail": "europe"}, {"relation": "borders", "head": "france"}]
     with TestClient(app, "http://127.0.0.1") as client:
         assert client.get("/update").json() == {"status": "none", "why": "", "labels": [], "alike": []}
@@ -139,11 +139,11 @@ def test_an_entity_is_added_to_the_run_itself(run: Path) -> None:
 
 def test_an_update_that_fails_says_why(run: Path) -> None:
     with TestClient(service(run), "http://127.0.0.1") as client:
-        found = added(client, name="France", label="france")
-        assert found["status"] == "failed"
-        assert "france" in str(found["why"])
-        assert str(run.parent) not in str(found["why"])
-        assert "/tmp" not in str(found["why"])
+        result = added(client, name="France", label="france")
+        assert result["status"] == "failed"
+        assert "france" in str(result["why"])
+        assert str(run.parent) not in str(result["why"])
+        assert "/tmp" not in str(result["why"])
         kgmlm.update(run, NEW, progress=False)
         assert client.post("/update", json={"entities": [{"name": "Xanadu"}]}).status_code == 409
 

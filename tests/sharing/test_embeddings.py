@@ -39,15 +39,15 @@ def run(toy_vector_run: Path, tiny_encoder: str, tmp_path_factory: pytest.TempPa
 @pytest.mark.parametrize(("of", "width"), [("biencoder", 16), ("vector", 32), ("kge", 16)])
 def test_each_signal_gives_a_row_per_entity_that_it_knows(run: Path, of: str, width: int) -> None:
     opened = kgmlm.open_run(run, device="cpu")
-    found = opened.embeddings(of, progress=False)
+    result = opened.embeddings(of, progress=False)
     seen = opened.graph.seen_N
     labels = opened.graph.entities.column("label")
     known = [label for label, there in zip(labels, seen, strict=True) if there or of != "kge"]
-    assert (found.of, found.labels) == (of, known)
-    assert found.vectors.shape == (len(known), width)
-    assert found.vectors.dtype == np.float32
+    assert (result.of, result.labels) == (of, known)
+    assert result.vectors.shape == (len(known), width)
+    assert result.vectors.dtype == np.float32
     if of != "kge":
-        np.testing.assert_allclose(np.linalg.norm(found.vectors, axis=1), 1, atol=1e-3)
+        np.testing.assert_allclose(np.linalg.norm(result.vectors, axis=1), 1, atol=1e-3)
 
 
 def test_the_score_of_complex_comes_from_its_embeddings(run: Path) -> None:
@@ -59,8 +59,8 @@ def test_the_score_of_complex_comes_from_its_embeddings(run: Path) -> None:
         f"{x} (inverse)" for x in relations.labels[: len(relations) // 2]
     ]
 
-    def complex_of(found: Embeddings, label: str) -> Any:
-        real, imaginary = np.split(found.vectors[found.labels.index(label)], 2)
+    def complex_of(result: Embeddings, label: str) -> Any:
+        real, imaginary = np.split(result.vectors[result.labels.index(label)], 2)
         return real + 1j * imaginary
 
     h, r = complex_of(entities, "france"), complex_of(relations, "capital")
@@ -88,17 +88,17 @@ def test_a_file_has_them_all(run: Path, tmp_path: Path, cli: Cli, suffix: str) -
     path = tmp_path / f"entities{suffix}"
     done = cli("embeddings", run, "--of", "kge", "--output", path, "-q")
     assert done.returncode == 0, done.stderr
-    found = kgmlm.embeddings(run, "kge", progress=False)
-    assert f"{len(found)} embeddings by kge, 16 numbers each" in done.stdout
-    labels, names, vectors = read(path, found.names)
-    assert list(labels) == found.labels
-    assert list(names) == found.names
-    np.testing.assert_allclose(vectors, found.vectors, rtol=1e-5, atol=1e-6)
+    result = kgmlm.embeddings(run, "kge", progress=False)
+    assert f"{len(result)} embeddings by kge, 16 numbers each" in done.stdout
+    labels, names, vectors = read(path, result.names)
+    assert list(labels) == result.labels
+    assert list(names) == result.names
+    np.testing.assert_allclose(vectors, result.vectors, rtol=1e-5, atol=1e-6)
 
 
 def test_a_label_with_spaces_is_a_word_of_word2vec(tmp_path: Path) -> None:
-    found = Embeddings("kge", ["New York", " "], ["", ""], np.zeros((2, 2), np.float32))
-    lines = found.save(tmp_path / "a.txt").read_text().splitlines()
+    values = Embeddings("kge", ["New York", " "], ["", ""], np.zeros((2, 2), np.float32))
+    lines = values.save(tmp_path / "a.txt").read_text().splitlines()
     assert lines == ["2 2", "New_York 0 0", "_ 0 0"]
 
 
@@ -107,9 +107,9 @@ def test_the_most_similar_have_the_highest_cosine(
     run: Path, of: Embedded, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kgmlm.sharing.embeddings.ENTITY_BATCH", 7)
-    found = kgmlm.embeddings(run, of, progress=False)
-    unit = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
-    at = found.labels.index("france")
+    result = kgmlm.embeddings(run, of, progress=False)
+    unit = result.vectors / np.linalg.norm(result.vectors, axis=1, keepdims=True)
+    at = result.labels.index("france")
     cosines = np.delete(unit @ unit[at], at)
     best = kgmlm.similar(run, "France", k=4, of=of)
     assert list(best.columns) == ["entity", "name", "cosine"]

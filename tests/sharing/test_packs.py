@@ -50,10 +50,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def scores(run: object) -> Floats:
     opened = kgmlm.open_run(run, device="cpu")  # type: ignore[arg-type]
     queries, _ = opened.folder.graph.queries("test")
-    found = np.zeros((len(queries), len(opened.graph.entities)), np.float32)
+    values = np.zeros((len(queries), len(opened.graph.entities)), np.float32)
     for rows, part in opened.predictor.ranker.rank(queries):
-        found[rows] = part
-    return found
+        values[rows] = part
+    return values
 
 
 def test_a_pack_ranks_nearly_as_its_run(whole: Path, tmp_path: Path, cache: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_pack_may_leave_out_graph_embeddings(whole: Path, tmp_path: Path) -> N
 
 
 def test_what_was_chosen_beside_what_is_left_out_is_said(cli: Cli, whole: Path, tmp_path: Path) -> None:
-    told = " ".join(cli("pack", whole, "--no-kge", "--output", tmp_path / "x.kgmlm", "-q").stderr.split())
-    assert "chosen with KGE beside them" in told
+    done = " ".join(cli("pack", whole, "--no-kge", "--output", tmp_path / "x.kgmlm", "-q").stderr.split())
+    assert "chosen with KGE beside them" in done
     copy = shutil.copytree(whole, tmp_path / "copy")
     assert cli("tune", copy, "--drop", "kge", "-q").returncode == 0, "as it says"
     assert "KGE" not in cli("pack", copy, "--no-kge", "-q").stderr
@@ -178,9 +178,9 @@ def test_a_run_that_changes_meanwhile_is_packed_as_it_was_at_one_time(whole: Pat
     opened = open_folder(file)
     assert changed
     assert opened.tuned.by["command"] == "another"
-    found = KGE.open(opened.path / KGE.file, opened.graph).entities_SD
+    result = KGE.open(opened.path / KGE.file, opened.graph).entities_SD
     wanted = KGE.open(run / KGE.file, opened.graph).entities_SD
-    assert np.abs(np.asarray(found) - np.asarray(wanted)).max() < 0.05
+    assert np.abs(np.asarray(result) - np.asarray(wanted)).max() < 0.05
 
 
 def test_of_several_that_open_a_pack_first_one_unpacks_it(
@@ -200,9 +200,9 @@ def test_of_several_that_open_a_pack_first_one_unpacks_it(
 
     monkeypatch.setattr(packs, "_write_run", slowly)
     with ThreadPoolExecutor(4) as pool:
-        found = {future.result() for future in [pool.submit(opened) for _ in range(4)]}
-    assert len(found) == len(written) == 1
-    assert np.isfinite(scores(found.pop())).all()
+        match = {future.result() for future in [pool.submit(opened) for _ in range(4)]}
+    assert len(match) == len(written) == 1
+    assert np.isfinite(scores(match.pop())).all()
 
 
 def test_a_run_is_packed_from_within(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,18 +318,18 @@ def test_tensors_of_all_kinds_are_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(save(packed))
     packs._dequantize(tmp_path / "p.kgmlm", path)
-    found = load_file(path)
-    assert {name: (x.dtype.name, x.shape) for name, x in found.items()} == {
+    loaded = load_file(path)
+    assert {name: (x.dtype.name, x.shape) for name, x in loaded.items()} == {
         "matrix": ("float32", (3, 2)),
         "half": ("float32", (2,)),
         "number": ("float32", ()),
         "none": ("float32", (0, 4)),
         "ids": ("int64", (3,)),
     }
-    assert found["matrix"].tolist() == [[0.5, -63.5], [3.0, 0.0], [0.0, 10.0]]
-    assert found["half"].tolist() == [1.5, -2]
-    assert found["number"].item() == 7
-    assert found["ids"].tolist() == [0, 1, 2]
+    assert loaded["matrix"].tolist() == [[0.5, -63.5], [3.0, 0.0], [0.0, 10.0]]
+    assert loaded["half"].tolist() == [1.5, -2]
+    assert loaded["number"].item() == 7
+    assert loaded["ids"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Hub:
             return 200, {"url": f"{here}/{name}"}
         if path == "/api/validate-yaml":
             return 200, {"warnings": [], "errors": []}
-        if found := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
+        if match := re.fullmatch(r"/api/models/(.+)/preupload/main", path):
             files = json.loads(data)["files"]
             mode = {x["path"]: "regular" if x["path"].endswith((".md", ".json")) else "lfs" for x in files}
             return 200, {
@@ -101,9 +101,9 @@ class Hub:
                 for x in json.loads(data)["objects"]
             ]
             return 200, {"transfer": "basic", "objects": objects}
-        found = re.fullmatch(r"/api/models/(.+)/commit/main", path)
-        assert found, path
-        files = dict(self.commits[found[1]][-1][1])
+        match = re.fullmatch(r"/api/models/(.+)/commit/main", path)
+        assert match, path
+        files = dict(self.commits[match[1]][-1][1])
         for line in map(json.loads, data.splitlines()):
             of = line["value"]
             if line["key"] == "file":
@@ -111,21 +111,21 @@ class Hub:
             elif line["key"] == "lfsFile":
                 files[of["path"]] = self.large[of["oid"]]
         commit = sha1(data).hexdigest()
-        self.commits[found[1]].append((commit, files))
-        return 200, {"commitUrl": f"{here}/{found[1]}/commit/{commit}", "commitOid": commit}
+        self.commits[match[1]].append((commit, files))
+        return 200, {"commitUrl": f"{here}/{match[1]}/commit/{commit}", "commitOid": commit}
 
     def read(self, path: str) -> dict[str, Any]:
         """Answer a GET or HEAD of a file."""
-        found = re.fullmatch(r"/(.+?/.+?)/resolve/([^/]+)/(.+)", path)
-        if not found or found[1] not in self.commits:
+        match = re.fullmatch(r"/(.+?/.+?)/resolve/([^/]+)/(.+)", path)
+        if not match or match[1] not in self.commits:
             return {"status": 404, "X_Error_Code": "RepoNotFound"}
-        commits = dict(self.commits[found[1]])
-        commit = [*commits][-1] if found[2] == "main" else found[2]
+        commits = dict(self.commits[match[1]])
+        commit = [*commits][-1] if match[2] == "main" else match[2]
         if commit not in commits:
             return {"status": 404, "X_Error_Code": "RevisionNotFound", "X_Repo_Commit": commit}
-        if found[3] not in commits[commit]:
+        if match[3] not in commits[commit]:
             return {"status": 404, "X_Error_Code": "EntryNotFound", "X_Repo_Commit": commit}
-        data = commits[commit][found[3]]
+        data = commits[commit][match[3]]
         return {"status": 200, "body": data, "X_Repo_Commit": commit, "ETag": f'"{sha256(data).hexdigest()}"'}
 
 
@@ -134,20 +134,20 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hub that this process asks, too; it has read the environment already."""
     from huggingface_hub import constants
 
-    found = Hub()
-    found.env |= {"HF_HOME": str(tmp_path / "hf"), "KGMLM_CACHE": str(tmp_path / "kgmlm")}
-    monkeypatch.setattr(constants, "ENDPOINT", found.env["HF_ENDPOINT"])
-    template = f"{found.env['HF_ENDPOINT']}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    result = Hub()
+    result.env |= {"HF_HOME": str(tmp_path / "hf"), "KGMLM_CACHE": str(tmp_path / "kgmlm")}
+    monkeypatch.setattr(constants, "ENDPOINT", result.env["HF_ENDPOINT"])
+    template = f"{result.env['HF_ENDPOINT']}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     for name in ("HF_TOKEN", "KGMLM_CACHE"):
-        monkeypatch.setenv(name, found.env[name])
+        monkeypatch.setenv(name, result.env[name])
     fetched.cache_clear()
-    yield found
+    yield result
     fetched.cache_clear()
-    found.close()
+    result.close()
 
 
 def kgmlm_at(hub: Hub, *arguments: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -166,10 +166,10 @@ def test_a_pushed_run_opens_elsewhere_with_the_same_answers(
     done = kgmlm_at(hub, "push", toy_run, "ada/toy", "--license", "cc0-1.0", "--json")
     assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr
-    said = json.loads(done.stdout)
+    parsed = json.loads(done.stdout)
     commit, files = hub.commits["ada/toy"][-1]
-    assert said["commit"] == commit
-    assert said["name"] == f"hf://ada/toy@{commit}"
+    assert parsed["commit"] == commit
+    assert parsed["name"] == f"hf://ada/toy@{commit}"
     assert set(files) == {
         "README.md", "run.kgmlm", "config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
@@ -177,7 +177,7 @@ def test_a_pushed_run_opens_elsewhere_with_the_same_answers(
     assert not hub.private["ada/toy"]
     assert "It has no probabilities" in files["README.md"].decode(), "a pack of a run has none"
     assert str(toy_run) not in files["README.md"].decode().split("## How it was made")[0]
-    for name in ("hf://ada/toy", said["name"]):
+    for name in ("hf://ada/toy", parsed["name"]):
         there = kgmlm_at(hub, "rank", name, *ASKED)
         assert there.returncode == 0, there.stderr
         assert there.stdout == here.stdout
@@ -185,7 +185,7 @@ def test_a_pushed_run_opens_elsewhere_with_the_same_answers(
 
     hub.close()
     for env in ({}, {"HF_HUB_OFFLINE": "1"}):
-        offline = kgmlm_at(hub, "rank", said["name"], *ASKED, **env)
+        offline = kgmlm_at(hub, "rank", parsed["name"], *ASKED, **env)
         assert offline.returncode == 0, offline.stderr
         assert offline.stdout == here.stdout, "the cache has it"
 

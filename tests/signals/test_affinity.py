@@ -59,11 +59,11 @@ def test_features_are_the_sides_that_training_fills_and_given_types() -> None:
 def test_what_lacks_a_city_gets_one_and_what_has_one_does_not() -> None:
     """Everybody works in one place: who has none is expected to get one, as far as it is a person."""
     (row,) = scores(types_of(PEOPLE), np.array([side_of("works_in", "head")]))
-    found = by_label(row)
-    assert found["dan"] > found["ann"]  # who has a place to work
-    assert found["dan"] > found["norway"]
-    assert found["dan"] > found["eve"]  # of whom nothing is known
-    assert found["eve"] > found["norway"]
+    result = by_label(row)
+    assert result["dan"] > result["ann"]  # who has a place to work
+    assert result["dan"] > result["norway"]
+    assert result["dan"] > result["eve"]  # of whom nothing is known
+    assert result["eve"] > result["norway"]
 
 
 @settings(max_examples=30)

@@ -104,12 +104,12 @@ def test_it_learns(
 ) -> None:
     def mrr(signal: Biencoder) -> float:
         ranker = make_ranker().with_signal(signal)
-        found: float = evaluate(
+        evaluation: float = evaluate(
             ranker.replace(mixture=ranker.mixture.only("biencoder")),
             toy,
             Protocol(split="train", filter=("train",)),
         ).report["metrics"]["mrr"]
-        return found
+        return evaluation
 
     fresh = Biencoder.fit(toy, settings.model_copy(update={"steps": 1}))
     assert mrr(made) > mrr(fresh) + 0.1
@@ -137,8 +137,8 @@ def test_answers_that_training_knows_tell_nothing_of_a_query(
         asked, answer = (0, 2) if tail else (2, 0)
         known = (train[:, asked] == entity) & (train[:, 1] == relation) & np.isin(train[:, answer], ids)
         without = replace(toy, splits={**toy.splits, "train": train[~known]})
-        found = for_graph(made, make_ranker(), without).query_vectors(query)
-        np.testing.assert_allclose(found, made.query_vectors(query), atol=1e-6)
+        result = for_graph(made, make_ranker(), without).query_vectors(query)
+        np.testing.assert_allclose(result, made.query_vectors(query), atol=1e-6)
 
 
 def test_further_triples_and_entities_change_whom_they_touch(
@@ -251,11 +251,11 @@ def test_reading_that_was_killed_continues_with_the_next_part(
         return read(self, texts, *args)
 
     monkeypatch.setattr(TextEncoder, "read", counting)
-    found = Biencoder.fit(toy, few, kept=kept)
+    figures = Biencoder.fit(toy, few, kept=kept)
     assert sum(counted) == len(toy.relations) + len(toy.entities) - 20
     assert not kept.exists()
     for name, values in expected.head.items():
-        np.testing.assert_allclose(found.head[name], values, atol=1e-5)
+        np.testing.assert_allclose(figures.head[name], values, atol=1e-5)
 
 
 def test_vectors_of_other_texts_are_read_again(
@@ -370,10 +370,10 @@ def test_processes_share_the_reading(
     together(2, job)
     assert len(list((tmp_path / "kept").glob("*.npy"))) == 4
     counted.clear()
-    found = Biencoder.fit(toy, few, kept=tmp_path / "kept")
+    figures = Biencoder.fit(toy, few, kept=tmp_path / "kept")
     assert sum(counted) == len(toy.relations), "the texts of entities are there"
     for name, values in Biencoder.fit(toy, few).head.items():
-        np.testing.assert_allclose(found.head[name], values, atol=1e-5)
+        np.testing.assert_allclose(figures.head[name], values, atol=1e-5)
 
 
 @pytest.mark.slow

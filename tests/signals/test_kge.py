@@ -65,8 +65,8 @@ def test_scores_are_those_of_pykeens_complex(toy: KnowledgeGraph, kge: KGE) -> N
         relation = relations[2 * query.relation + (query.target == "head")]
         head = entities[kge.rows_N[query.entity]]
         expected.append(ComplExInteraction()(h=head, r=relation, t=entities))
-    found = scores_BN[:, known][:, kge.rows_N[known].argsort()]
-    np.testing.assert_allclose(found, torch.stack(expected).numpy(), atol=1e-4, rtol=1e-4)
+    values = scores_BN[:, known][:, kge.rows_N[known].argsort()]
+    np.testing.assert_allclose(values, torch.stack(expected).numpy(), atol=1e-4, rtol=1e-4)
 
 
 def test_a_shortlist_is_reranked_by_kge_too(
@@ -82,10 +82,10 @@ def test_a_shortlist_is_reranked_by_kge_too(
         scores_of_all(ranker, queries, Retrieval(index, 99), 64), ranker.rank(queries), strict=True
     ):
         np.testing.assert_allclose(shortlisted, exact, atol=1e-4, rtol=1e-4)
-    rows, _, said = next(iter(ranker.signal_scores(queries)))
-    text = ranker.by("text").mixture.combine(said, queries[rows])
-    found = ranker.mixture.combine(said, queries[rows])
-    np.testing.assert_allclose(found, text + scores_of(kge, queries[rows]), rtol=1e-5, atol=1e-5)
+    rows, _, scores = next(iter(ranker.signal_scores(queries)))
+    text = ranker.by("text").mixture.combine(scores, queries[rows])
+    match = ranker.mixture.combine(scores, queries[rows])
+    np.testing.assert_allclose(match, text + scores_of(kge, queries[rows]), rtol=1e-5, atol=1e-5)
 
 
 def test_kge_alone_reads_no_text(
@@ -100,11 +100,11 @@ def test_kge_alone_reads_no_text(
     ranker = ranker.by("kge")
     monkeypatch.setattr(ranker.reader, "encode", None)
     queries, _ = toy.queries("test")
-    found = np.zeros((len(queries), len(toy.entities)), np.float32)
+    values = np.zeros((len(queries), len(toy.entities)), np.float32)
     for rows, scores_BN in ranker.rank(queries, batch_size=3):
-        found[rows] = scores_BN
+        values[rows] = scores_BN
     # As they are, whatever they weigh.
-    np.testing.assert_allclose(found, scores_of(kge, queries), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values, scores_of(kge, queries), rtol=1e-5, atol=1e-6)
 
 
 def test_what_training_has_not_seen_is_neutral(toy: KnowledgeGraph, kge: KGE) -> None:
@@ -125,10 +125,8 @@ def test_a_relation_that_training_has_not_seen_is_neutral(toy: KnowledgeGraph, t
     graph = replace(toy, splits={**toy.splits, "train": fewer})
     made = KGE.fit(graph, SMALL.model_copy(update={"epochs": 1}))
     made.save(tmp_path / "kge.safetensors")
-    for found in (made, KGE.open(tmp_path / "kge.safetensors", graph)):
-        scores = scores_of(
-            found, Queries(np.array([0, 0]), np.array([relation] * 2), np.array([True, False]))
-        )
+    for item in (made, KGE.open(tmp_path / "kge.safetensors", graph)):
+        scores = scores_of(item, Queries(np.array([0, 0]), np.array([relation] * 2), np.array([True, False])))
         assert not scores.any()
     assert scores_of(made, Queries(fewer[:1, 0], fewer[:1, 1], np.array([True]))).any()
 

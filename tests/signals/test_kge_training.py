@@ -142,7 +142,7 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
         expected += 0.5 * (float(-scores_S.log_softmax(0)[tail]) + 0.3 * cubes) / 2
     if penalty == "entities":
         expected += 0.3 * float(entities.abs().pow(3).sum(1).mean())
-    found = kge_loss(
+    result = kge_loss(
         entities,
         relations,
         torch.tensor([[0, 1], [2, 0]]),
@@ -151,7 +151,7 @@ def test_the_loss_is_that_of_each_triple_alone(penalty: str) -> None:
         torch.full((3,), 0.5),
         KGESettings.model_validate({"regularization": 0.3, "penalty": penalty, "precision": "fp32"}),
     )
-    assert float(found) == pytest.approx(expected, rel=1e-5)
+    assert float(result) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("penalty", ["triples", "entities"])
@@ -165,9 +165,9 @@ def test_a_sample_of_all_entities_has_the_loss_of_all(penalty: str) -> None:
     assert sorted(ids[sample.rows_C].tolist()) == list(range(7))
     assert not sample.log_weight_C.any()
     table = torch.nn.functional.embedding(ids, entities, sparse=True)
-    found = kge_loss(table, relations, some, at, rows, torch.ones(3), settings, sample)
-    assert float(found.detach()) == pytest.approx(float(whole.detach()), rel=1e-5)
-    one, two = (torch.autograd.grad(loss, entities)[0] for loss in (whole, found))
+    values = kge_loss(table, relations, some, at, rows, torch.ones(3), settings, sample)
+    assert float(values.detach()) == pytest.approx(float(whole.detach()), rel=1e-5)
+    one, two = (torch.autograd.grad(loss, entities)[0] for loss in (whole, values))
     torch.testing.assert_close(two.to_dense(), one)
     few = _among(torch.tensor([6]), asked, answers, 7)[1]
     assert few.log_weight_C.exp().tolist() == pytest.approx([1, 1, 1, 4]), "it stands for all but the answers"
@@ -176,10 +176,10 @@ def test_a_sample_of_all_entities_has_the_loss_of_all(penalty: str) -> None:
 @pytest.mark.slow
 def test_a_sample_teaches_what_all_entities_do(toy: KnowledgeGraph, tmp_path: Path) -> None:
     sampled = SMALL.model_copy(update={"candidates": 8})
-    found = KGE.fit(toy, sampled)
-    assert better(found, *toy.queries("train")).mean() < 3
+    figures = KGE.fit(toy, sampled)
+    assert better(figures, *toy.queries("train")).mean() < 3
     again = KGE.fit(toy, sampled)
-    assert np.array_equal(found.entities_SD, again.entities_SD)
+    assert np.array_equal(figures.entities_SD, again.entities_SD)
 
 
 def test_the_relation_is_predicted_from_both_entities() -> None:

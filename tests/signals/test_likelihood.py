@@ -265,7 +265,7 @@ def plainly(decoder: Any, hidden_BLD: torch.Tensor, allowed: list[int] | None) -
 def test_gradients_are_those_of_the_formula(allowed: list[int] | None) -> None:
     weights = torch.randn(3, len(NAME_TOKENS), generator=torch.Generator().manual_seed(3))
     tokens = None if allowed is None else torch.tensor(allowed)
-    found = []
+    rows = []
     for by_formula in (False, True):
         model: Any = Decoder()
         hidden = hidden_states().requires_grad_()
@@ -275,8 +275,8 @@ def test_gradients_are_those_of_the_formula(allowed: list[int] | None) -> None:
             table = TensorTable.of(PairTable.of(names_of(NAME_TOKENS)), CPU)
             scores_BN = score_candidates(model, SpanOutput(hidden), tokens, table)
         (scores_BN * weights).sum().backward()
-        found.append((scores_BN.detach(), hidden.grad, *(x.grad for x in model.decoder)))
-    for ours, theirs in zip(*found, strict=True):
+        rows.append((scores_BN.detach(), hidden.grad, *(x.grad for x in model.decoder)))
+    for ours, theirs in zip(*rows, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
         assert theirs is not None
         assert theirs.abs().max() > 0.1

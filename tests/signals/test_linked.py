@@ -80,10 +80,10 @@ def test_its_weight_has_the_sign_that_validation_shows(sign: int) -> None:
         names, queries, np.arange(count), scores, there, 2, np.zeros(count, np.bool_), 1.0
     )
     for by_relation in (True, False):
-        found = sample.fitted(names, np.ones(count, np.bool_), by_relation=by_relation)
-        assert np.sign(found.averages["linked"]) == sign
-        assert (np.sign(found.tables["linked"]) == sign).all()
-        assert (found.tables["likelihood"] > 0).all(), "of the others only positive ones are"
+        values = sample.fitted(names, np.ones(count, np.bool_), by_relation=by_relation)
+        assert np.sign(values.averages["linked"]) == sign
+        assert (np.sign(values.tables["linked"]) == sign).all()
+        assert (values.tables["likelihood"] > 0).all(), "of the others only positive ones are"
 
 
 def test_a_run_learns_and_tells_it(toy_run: Path, tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_a_run_learns_and_tells_it(toy_run: Path, tmp_path: Path) -> None:
     table = np.full_like(folder.tuned.mixture.tables["linked"], -2.0)
     ranker = run.predictor.ranker
     run.predictor.ranker.mixture = ranker.mixture.weighed("linked", table, -2.0)
-    found = run.explain(head="France", relation="capital", k=31)
-    links = found[found["linked"] < 0]
+    explained = run.explain(head="France", relation="capital", k=31)
+    links = explained[explained["linked"] < 0]
     assert len(links)
     assert all("already linked, which counts against it: " in " ".join(x) for x in links["because"])
     free = kgmlm.open_run(path, device="cpu", unlinked=True).rank(head="France", relation="capital", k=99)

@@ -40,8 +40,8 @@ def test_all_processes_have_the_vectors_that_each_has_read(
 
     alone = job(ALONE)
     for size in (2, 40):
-        for found in together(size, job):
-            np.testing.assert_allclose(found, alone, atol=1e-5)
+        for item in together(size, job):
+            np.testing.assert_allclose(item, alone, atol=1e-5)
 
 
 def test_processes_with_other_entities_are_refused(make_ranker: Callable[..., Ranker]) -> None:

@@ -17,13 +17,13 @@ def test_each_rule_says_once_of_each_candidate_what_its_counts_make_of_it(tmp_pa
     ).applied
     e, r = TOWNS.entities.index, TOWNS.relations.index
     asked = Queries.of([Query(e["pau"], r["in"], "tail"), Query(e["rhone"], r["in"], "head")])
-    said = {
+    results = {
         (int(q), int(y), int(rule)): float(evidence)
-        for found in applied.predictions(asked)
-        for q, y, evidence, rule in zip(*found, strict=True)
+        for item in applied.predictions(asked)
+        for q, y, evidence, rule in zip(*item, strict=True)
     }
     half = np.float32(-np.log(0.5))
-    assert said == {
+    assert results == {
         (0, e["france"], 0): half,
         (0, e["rhone"], 1): half,
         (1, e["pau"], 1): half,
@@ -41,7 +41,9 @@ def test_reasons_say_which_rules_and_which_triples(tmp_path: Path) -> None:
     ).applied  # fmt: skip
     e, r = TOWNS.entities.index, TOWNS.relations.index
 
-    def told(query: Query, candidate: str, most: int = 9) -> list[tuple[int, list[tuple[str, str, str]]]]:
+    def reasons_of(
+        query: Query, candidate: str, most: int = 9
+    ) -> list[tuple[int, list[tuple[str, str, str]]]]:
         reasons = applied.reasons(query, e[candidate], most)
         return [(x.predicted, TOWNS.labeled(np.array(x.triples))) for x in reasons]
 
@@ -51,10 +53,10 @@ def test_reasons_say_which_rules_and_which_triples(tmp_path: Path) -> None:
         (10, [("lyon", "near", "vienne")]),
         (20, [("lyon", "near", "vienne")]),
     ]
-    assert told(Query(e["lyon"], r["in"], "tail"), "france") == expected
-    assert told(Query(e["france"], r["in"], "head"), "lyon") == expected
-    assert told(Query(e["lyon"], r["in"], "tail"), "france", 1) == expected[:1]
-    assert told(Query(e["lyon"], r["in"], "tail"), "pau") == []
+    assert reasons_of(Query(e["lyon"], r["in"], "tail"), "france") == expected
+    assert reasons_of(Query(e["france"], r["in"], "head"), "lyon") == expected
+    assert reasons_of(Query(e["lyon"], r["in"], "tail"), "france", 1) == expected[:1]
+    assert reasons_of(Query(e["lyon"], r["in"], "tail"), "pau") == []
 
 
 def test_a_reason_of_three_steps_visits_nothing_twice(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_paths_lead_where_a_walk_leads(
     starts = [triples[0][0], *starts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rule_mining, "STEP_BATCH", most)
-        found = {
+        results = {
             (int(query[i]), int(node[i]), int(y))
             for query, node, reached in ground(links, tree, np.array(starts), np.zeros_like(starts))
             for i in range(len(query))
@@ -56,14 +56,14 @@ def test_paths_lead_where_a_walk_leads(
         }
     distinct = {tuple(b): b for b in chosen}.values()
     expected = {(i, tuple(b), y) for i, x in enumerate(starts) for b in distinct for y in ends(edges, x, b)}
-    assert {(i, tuple(chosen[tree.rule[node]]), y) for i, node, y in found} == expected
+    assert {(i, tuple(chosen[tree.rule[node]]), y) for i, node, y in results} == expected
 
 
 def test_a_path_says_how_often_it_leads_somewhere() -> None:
     links = Adjacency(np.array([[0, 0, 1], [0, 0, 2], [1, 1, 3], [2, 1, 3], [2, 1, 4], [2, 1, 2]]), 5, 2)
     tree = Tree(np.zeros(1, np.int64), padded([[0, 2]]), 1, 4)
-    (found,) = ground(links, tree, np.array([0]), np.array([0]))
-    assert found.reached.toarray().tolist() == [[0, 0, 0, 2, 1]]
+    (values,) = ground(links, tree, np.array([0]), np.array([0]))
+    assert values.reached.toarray().tolist() == [[0, 0, 0, 2, 1]]
 
 
 def test_links_are_found_with_a_table_and_without(monkeypatch: pytest.MonkeyPatch) -> None:

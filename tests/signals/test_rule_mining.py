@@ -41,22 +41,22 @@ TOWNS = "\n".join(
 
 
 def test_a_chain_is_found_and_counted() -> None:
-    found = mined(graph_of(TOWNS), constants=False)
-    assert found["in(X,Y) <= in(X,A), in(A,Y)"] == (12, 8)
-    assert not any("<= in(X,Y)" in rule for rule in found)
+    rules = mined(graph_of(TOWNS), constants=False)
+    assert rules["in(X,Y) <= in(X,A), in(A,Y)"] == (12, 8)
+    assert not any("<= in(X,Y)" in rule for rule in rules)
 
 
 def test_a_symmetric_relation_predicts_the_mirrored_triple_and_never_itself() -> None:
-    found = mined(graph_of("a near b\nb near a\nc near d\nd near c\ne near f"), constants=False)
-    assert found["near(X,Y) <= near(Y,X)"] == (5, 4)
+    rules = mined(graph_of("a near b\nb near a\nc near d\nd near c\ne near f"), constants=False)
+    assert rules["near(X,Y) <= near(Y,X)"] == (5, 4)
 
 
 def test_what_repeats_another_relation_backwards() -> None:
-    found = mined(
+    rules = mined(
         graph_of("a near b\nb next_to a\nc near d\nd next_to c\ne near f"), length=1, constants=False
     )
-    assert found["next_to(X,Y) <= near(Y,X)"] == (3, 2)
-    assert found["near(X,Y) <= next_to(Y,X)"] == (2, 2)
+    assert rules["next_to(X,Y) <= near(Y,X)"] == (3, 2)
+    assert rules["near(X,Y) <= next_to(Y,X)"] == (2, 2)
 
 
 def test_a_hundred_thousand_relations_hide_no_rule() -> None:
@@ -64,37 +64,37 @@ def test_a_hundred_thousand_relations_hide_no_rule() -> None:
     ends = np.arange(40).reshape(20, 2)
     triples = [[h, r, t] for r in (relations - 2, relations - 1) for h, t in ends.tolist()]
     links = Adjacency(np.array(triples), 40, relations)
-    found = _paths(links, relations - 1, 1, 0)
-    assert (found.predicted.tolist(), found.correct.tolist()) == ([20], [20])
+    result = _paths(links, relations - 1, 1, 0)
+    assert (result.predicted.tolist(), result.correct.tolist()) == ([20], [20])
 
 
 def test_three_steps_visit_nothing_twice() -> None:
     siblings = "\n".join(f"{x}{n} in p{n}" for n in range(3) for x in "ab") + "\n"
     speaks = "\n".join(f"{x}{n} speaks l{n}" for n in range(3) for x in "ab")
-    found = mined(graph_of(siblings + speaks), constants=False)
-    assert found["speaks(X,Y) <= in(X,A), in(B,A), speaks(B,Y)"] == (6, 6)
-    assert "speaks(X,Y) <= speaks(X,A), in(A,B), in(B,Y)" not in found
+    rules = mined(graph_of(siblings + speaks), constants=False)
+    assert rules["speaks(X,Y) <= in(X,A), in(B,A), speaks(B,Y)"] == (6, 6)
+    assert "speaks(X,Y) <= speaks(X,A), in(A,B), in(B,Y)" not in rules
     # By way of its own answer back to it would be right, too.
-    assert "in(X,Y) <= in(X,A), in(B,A), in(B,Y)" not in found
+    assert "in(X,Y) <= in(X,A), in(B,A), in(B,Y)" not in rules
 
 
 def test_rules_with_constants() -> None:
     lines = "\n".join(f"p{n} in bonn\np{n} speaks german" for n in range(4)) + "\nq in bonn\nr speaks dutch"
-    found = mined(graph_of(lines), support=2)
-    assert found["speaks(X,german) <= in(X,bonn)"] == (5, 4)
-    assert found["in(X,bonn) <= speaks(X,german)"] == (4, 4)
-    assert found["in(X,bonn) <= speaks(X,A)"] == (5, 4)
-    assert not any(rule.startswith("speaks(X,german) <= speaks") for rule in found)
+    rules = mined(graph_of(lines), support=2)
+    assert rules["speaks(X,german) <= in(X,bonn)"] == (5, 4)
+    assert rules["in(X,bonn) <= speaks(X,german)"] == (4, 4)
+    assert rules["in(X,bonn) <= speaks(X,A)"] == (5, 4)
+    assert not any(rule.startswith("speaks(X,german) <= speaks") for rule in rules)
     assert "speaks(X,german) <= in(X,bonn)" not in mined(graph_of(lines), support=5)
     assert not any("bonn" in rule for rule in mined(graph_of(lines), constants=False))
 
 
 def test_other_answers_of_the_same_relation_tell_of_one() -> None:
     lines = "\n".join(f"p{n} speaks german\np{n} speaks dutch" for n in range(3)) + "\nq speaks german"
-    found = mined(graph_of(lines), support=2)
-    assert found["speaks(X,dutch) <= speaks(X,german)"] == (4, 3)
-    assert found["speaks(X,german) <= speaks(X,dutch)"] == (3, 3)
-    assert "speaks(X,german) <= speaks(X,A)" not in found
+    rules = mined(graph_of(lines), support=2)
+    assert rules["speaks(X,dutch) <= speaks(X,german)"] == (4, 3)
+    assert rules["speaks(X,german) <= speaks(X,dutch)"] == (3, 3)
+    assert "speaks(X,german) <= speaks(X,A)" not in rules
 
 
 def test_length_is_a_limit_and_dense_graphs_have_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,11 +135,11 @@ def test_products_in_blocks_find_the_same(toy: KnowledgeGraph, monkeypatch: pyte
 
 def test_only_training_triples_count_and_progress_ends(toy: KnowledgeGraph) -> None:
     done: list[tuple[int, int]] = []
-    found = mine(toy, RuleSettings(), lambda n, total: done.append((n, total)))
+    rules = mine(toy, RuleSettings(), lambda n, total: done.append((n, total)))
     assert sum(n for n, _ in done) == done[-1][1]
     bare = KnowledgeGraph("bare", toy.entities, toy.relations, {"train": toy.splits["train"]}, {})
     again = mine(bare, RuleSettings())
-    for mine_, theirs in zip(found, again, strict=True):
+    for mine_, theirs in zip(rules, again, strict=True):
         for column, value in vars(mine_).items():
             assert np.array_equal(value, vars(theirs)[column])
 
@@ -148,6 +148,6 @@ def test_no_triples_no_rules() -> None:
     none = KnowledgeGraph(
         "none", EntityTable(["a", "b"]), RelationTable(["r"]), {"train": np.zeros((0, 3), np.int64)}, {}
     )
-    found = mine(none, RuleSettings())
-    assert isinstance(found, RuleSet)
-    assert not found
+    rules = mine(none, RuleSettings())
+    assert isinstance(rules, RuleSet)
+    assert not rules

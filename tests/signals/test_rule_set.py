@@ -146,8 +146,8 @@ def test_rules_about_what_is_not_there_are_refused(file: RuleFile, tmp_path: Pat
 
 
 def test_a_rule_that_was_right_once_is_not_sure() -> None:
-    found = confidence(np.array([1, 100, 3]), np.array([1, 100, -1]))
-    np.testing.assert_allclose(found, [1 / 3, 100 / 102, 0])
+    values = confidence(np.array([1, 100, 3]), np.array([1, 100, -1]))
+    np.testing.assert_allclose(values, [1 / 3, 100 / 102, 0])
 
 
 @pytest.mark.parametrize("hostile", ["in(X, ), ", "(,), ", "in(", ",", "in(X,Y), near(X,"])

@@ -77,20 +77,20 @@ def small(triples: Triples) -> KnowledgeGraph:
 def fires(rules: RuleSet, triples: Triples, asked: int, x: int) -> dict[int, set[int]]:
     """What each rule predicts of a query, by walking: rules by number, those with constants behind paths."""
     edges = directed_edges(triples)
-    found: dict[int, set[int]] = {}
+    results: dict[int, set[int]] = {}
     p, c = rules
     for m in range(len(p)):
         body = [int(s) for s in (p.backward if asked % 2 else p.body)[m] if s != NONE]
         if p.relation[m] == asked // 2:
-            found[m] = ends(edges, x, body)
+            results[m] = ends(edges, x, body)
     for m in range(len(c)):
         s, d, q, answer = (int(a[m]) for a in (c.relation, c.value, c.asked, c.answer))
         holders = {a for a, link, b in edges if link == s and d in (NONE, b)}
         if q == asked and x in holders:
-            found[len(p) + m] = {answer} - {x}
+            results[len(p) + m] = {answer} - {x}
         elif q == asked ^ 1 and x == answer:
-            found[len(p) + m] = holders - {x}
-    return found
+            results[len(p) + m] = holders - {x}
+    return results
 
 
 def walked(rules: RuleSet, triples: Triples, asked: int, x: int, discount: float) -> torch.Tensor:
@@ -101,9 +101,9 @@ def walked(rules: RuleSet, triples: Triples, asked: int, x: int, discount: float
     links = [b for _, s, b in directed_edges(triples) if s == asked]
     out = []
     for y in range(ENTITIES):
-        said = sorted((-np.log1p(-sure[m]) for m, ys in fired.items() if y in ys), reverse=True)[:BEST]
+        values = sorted((-np.log1p(-sure[m]) for m, ys in fired.items() if y in ys), reverse=True)[:BEST]
         often = links.count(y) / (len(links) + UNSEEN)
-        evidence = sum(e * discount**j for j, e in enumerate(said)) + FREQUENCY * often
+        evidence = sum(e * discount**j for j, e in enumerate(values)) + FREQUENCY * often
         out.append(SCALE * evidence**0.5)
     return torch.tensor(out, dtype=torch.float32)
 
@@ -189,9 +189,9 @@ def test_on_an_unseen_graph_rules_hold_for_its_own_triples(
     )
     over = ranker.for_graph(unseen.context).signals["rules"]
     assert isinstance(over, Rules)
-    found = evidence_of(over, "lyon", "located_in", "tail", unseen)
-    assert found["france"] > 0
-    assert found["rhone"] < FREQUENCY
+    result = evidence_of(over, "lyon", "located_in", "tail", unseen)
+    assert result["france"] > 0
+    assert result["rhone"] < FREQUENCY
     assert len(over.applied.rules.constants) == 0
 
 

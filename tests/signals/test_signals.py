@@ -92,11 +92,11 @@ def test_one_more_signal_is_ranked_explained_evaluated_and_taken_to_a_wider_grap
     plain, ranker = ranker, ranker.replace(mixture=ranker.mixture.evenly("longest", 100.0))
     longest = max(toy.entities.column("surface"), key=len)
     query = Query(toy.entities.index["usa"], toy.relations.index["located_in"], "tail")
-    ((_, found),) = Predictor(toy, ranker).predict([query], k=3, explain=True)
-    assert len(found[0].name) == len(longest)
-    assert found[0].parts is not None
-    assert found[0].parts["longest"] == (100.0, float(len(longest)))
-    assert json.dumps(found[0].as_json())
+    ((_, best),) = Predictor(toy, ranker).predict([query], k=3, explain=True)
+    assert len(best[0].name) == len(longest)
+    assert best[0].parts is not None
+    assert best[0].parts["longest"] == (100.0, float(len(longest)))
+    assert json.dumps(best[0].as_json())
     mixed = evaluate(ranker, toy, Protocol())
     assert evaluate(plain, toy, Protocol()).report["metrics"] != mixed.report["metrics"]
     wider = Predictor(toy, ranker).with_entities(EntityTable(["q1"], ["A" * 99]))

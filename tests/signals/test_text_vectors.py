@@ -82,7 +82,7 @@ def test_names_come_first_and_then_descriptions(
     count = len(names)
     names_read, texts_read = Counter(read[:count]), Counter(read[count:])
     assert not texts_read or names_read == Counter(names), "a description before all names"
-    assert set(texts_read) <= {text for text, told in zip(texts, described(toy), strict=True) if told}
+    assert set(texts_read) <= {text for text, messages in zip(texts, described(toy), strict=True) if messages}
     for entity, (name, text) in enumerate(zip(names, texts, strict=True)):
         rows_D = [np.zeros_like(by_name_ND[entity])]  # what may be known of it
         rows_D += [by_name_ND[entity]] if names_read[name] else []

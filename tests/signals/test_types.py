@@ -153,24 +153,24 @@ def test_what_is_forbidden_stays_a_candidate_with_a_finite_score_and_true_answer
 ) -> None:
     free = evaluate(ranker, TOWNS, Protocol(pykeen=True))
     bound = ranker.constrained(typed(TOWNS), Functional.learn(TOWNS.context))
-    found = evaluate(bound, TOWNS, Protocol(pykeen=True))
-    assert (found.ranks.candidates_B == free.ranks.candidates_B).all()
-    assert found.report["pykeen_comparable"] == free.report["pykeen_comparable"]
-    said = found.report["constraints"]
-    assert said["typed"]["answers_forbidden"] == 1  # a country to live in
+    evaluation = evaluate(bound, TOWNS, Protocol(pykeen=True))
+    assert (evaluation.ranks.candidates_B == free.ranks.candidates_B).all()
+    assert evaluation.report["pykeen_comparable"] == free.report["pykeen_comparable"]
+    message = evaluation.report["constraints"]
+    assert message["typed"]["answers_forbidden"] == 1  # a country to live in
     # The town has its inhabitant, and the person a town: neither query of the two triples has another answer.
-    assert said["functional"]["answers_forbidden"] == 4
-    assert 0 < said["typed"]["candidates_kept"] < 1
+    assert message["functional"]["answers_forbidden"] == 4
+    assert 0 < message["typed"]["candidates_kept"] < 1
     few = evaluate(bound, TOWNS, Protocol(candidates="split"))
     members = np.unique(TOWNS.splits["test"][:, [0, 2]])
     allowed_BN = typed(TOWNS).allowed(both_sides(TOWNS.splits["test"])[0])
     assert few.report["constraints"]["typed"]["candidates_kept"] == pytest.approx(
         allowed_BN[:, members].mean()
     )
-    assert json.loads(json.dumps(said)) == said
-    tails = np.flatnonzero(found.tail_B)
-    odd = tails[found.triples[:, 2] == TOWNS.entities.index["country0"]]
-    assert found.scores_B[odd].tolist() == [pytest.approx(IMPOSSIBLE)]
+    assert json.loads(json.dumps(message)) == message
+    tails = np.flatnonzero(evaluation.tail_B)
+    odd = tails[evaluation.triples[:, 2] == TOWNS.entities.index["country0"]]
+    assert evaluation.scores_B[odd].tolist() == [pytest.approx(IMPOSSIBLE)]
     scores = scores_of(bound, TOWNS.queries("test")[0])
     assert np.isfinite(scores).all()
     allowed = bound.possible.allowed(TOWNS.queries("test")[0])
@@ -207,8 +207,8 @@ def test_another_graph_goes_by_what_the_run_learned_and_by_its_own_training(rank
     assert names(other, allowed) == {"rome", "italy", "eva"}  # Rome, which answers it
     assert typed_only.allowed(asked(other, "eva", "odd", "tail")).all()
     over = ranker.with_signal(Types.fit(TOWNS, TypeSettings())).for_graph(other.context).signals["types"]
-    found = over.score(Reading(asked(other, "eva", "lives_in", "tail")), Pool(3))[0]
-    assert found.argmax() == other.entities.index["rome"]
+    scores = over.score(Reading(asked(other, "eva", "lives_in", "tail")), Pool(3))[0]
+    assert scores.argmax() == other.entities.index["rome"]
 
 
 def test_the_nearest_lend_their_types_where_a_ranker_has_vectors(ranker: Ranker) -> None:

@@ -61,9 +61,9 @@ def check(run: Path, folder: Path, killing: Killing, port: int) -> str:
                 raise SystemExit(f"it ended before: {process.communicate()[1].decode()}")
             made = len(list(parts.glob("part-*")))
             what = killing(begun)
-            _, said = process.communicate(timeout=PATIENCE)
+            _, message = process.communicate(timeout=PATIENCE)
             if process.returncode:
-                raise SystemExit(f"{what} was killed, and: {said.decode()}")
+                raise SystemExit(f"{what} was killed, and: {message.decode()}")
     total = len(list(parts.glob("part-*")))
     if here.read_bytes() != there.read_bytes():
         raise SystemExit(f"{what} was killed after {made} parts, and the list is another")
@@ -95,9 +95,9 @@ def check_evaluation(run: Path, folder: Path, killing: Killing, port: int) -> st
             if process.poll() is not None:
                 raise SystemExit(f"it ended before: {process.communicate()[1].decode()}")
             what = killing(begun)
-            _, said = process.communicate(timeout=PATIENCE)
+            _, message = process.communicate(timeout=PATIENCE)
             if process.returncode:
-                raise SystemExit(f"{what} was killed, and: {said.decode()}")
+                raise SystemExit(f"{what} was killed, and: {message.decode()}")
     if here.read_bytes() != there.read_bytes():
         raise SystemExit(f"{what} was killed during an evaluation, and the ranks are others")
     return f"{what} was killed during an evaluation: the same ranks"

@@ -49,13 +49,13 @@ def served(run: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        said = ""
+        message = ""
         for line in process.stderr:
-            said += line
+            message += line
             if url := re.search(r"http://127\.0\.0\.1:\d+", line):
                 break
         else:
-            raise Bad(said)
+            raise Bad(message)
         yield url[0], psutil.Process(process.pid)
         if process.poll() is not None:
             raise Bad(f"the service has ended with {process.returncode}")
@@ -182,8 +182,8 @@ def malformed(run: Path, count: int) -> None:
     with served(run, "--writable") as (url, process):
         schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
         asked = [
-            (cast(Any, found).ok(), mode)
-            for found in schema.get_all_operations()
+            (cast(Any, item).ok(), mode)
+            for item in schema.get_all_operations()
             for mode in schemathesis.GenerationMode
         ]
         before = process.memory_info().rss
@@ -193,8 +193,8 @@ def malformed(run: Path, count: int) -> None:
         after = process.memory_info().rss
         if httpx2.get(f"{url}/healthz").status_code != 200:
             raise Bad("the service does not answer any more")
-    told = ", ".join(f"{code}: {n:,}" for code, n in sorted(codes.items()))
-    say(f"{codes.total():,} requests by the schema, right and wrong: {told}")
+    messages = ", ".join(f"{code}: {n:,}" for code, n in sorted(codes.items()))
+    say(f"{codes.total():,} requests by the schema, right and wrong: {messages}")
     say(f"memory {before / 2**20:.0f} to {after / 2**20:.0f} MiB, with the entities that were added")
 
 

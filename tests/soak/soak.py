@@ -125,7 +125,7 @@ def _counts(found: Counter[str]) -> str:
 
 def soak_inputs(plain: Path, vectors: Path, count: int, seed: int) -> Counter[str]:
     """Try inputs in a process of their own, which is begun again where one has ended it or takes too long."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     numbered = list(inputs(count, seed))
     first = 0
     while first < count:
@@ -154,19 +154,19 @@ def soak_inputs(plain: Path, vectors: Path, count: int, seed: int) -> Counter[st
                 continue
             first = int(number) + 1
             word = outcome.split()[0]
-            found[word] += 1
+            result[word] += 1
             if word == "bad":
                 say(f"BAD {' '.join(map(str, numbered[int(number)]))}: {outcome.removeprefix('bad ')}")
             if first % 500 == 0 or first == count:
-                say(f"{first:,} inputs: {_counts(found)}")
+                say(f"{first:,} inputs: {_counts(result)}")
         process.wait()
         if first < count:
             if trying < first:
                 raise SystemExit(f"inputs cannot be tried: the process {why}")
-            found["bad"] += 1
+            result["bad"] += 1
             say(f"BAD {' '.join(map(str, numbered[trying]))}: {why}")
             first = trying + 1
-    return found
+    return result
 
 
 # --- kills and other troubles ------------------------------------------------------------------------------
@@ -275,13 +275,13 @@ COMMANDS = {
 
 def _written(folder: Path) -> set[tuple[str, int]]:
     """All files and when they were written, without locks."""
-    found = set()
+    results = set()
     for root, folders, files in os.walk(folder):  # which passes over a folder that vanishes meanwhile
         for name in (*folders, *files):
             path = Path(root) / name
             with suppress(FileNotFoundError):
-                found.add((str(path), path.lstat().st_mtime_ns))
-    return {(name, at) for name, at in found if not name.endswith("-lock")}
+                results.add((str(path), path.lstat().st_mtime_ns))
+    return {(name, at) for name, at in results if not name.endswith("-lock")}
 
 
 def _begun(process: subprocess.Popen[Any], folder: Path, before: set[tuple[str, int]]) -> bool:
@@ -319,9 +319,9 @@ def unbroken(kind: Kind, folder: Path) -> Unbroken:
     process, before = _start(kind, folder)
     _begun(process, folder, before)
     begins = time.monotonic() - started
-    _, said = process.communicate()
+    _, message = process.communicate()
     if process.returncode:
-        raise SystemExit(f"`{' '.join(map(str, kind.start(folder)))}` fails: {said.decode()}")
+        raise SystemExit(f"`{' '.join(map(str, kind.start(folder)))}` fails: {message.decode()}")
     seconds = time.monotonic() - started
     written = [Path(name) for name, _ in _written(folder) - before]
     largest = max(path.stat().st_size for path in written if path.is_file())
@@ -369,9 +369,9 @@ def stopped(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> str:
             _read(folder / "run")
     finally:
         process.send_signal(signal.SIGCONT)
-    _, said = process.communicate()
+    _, message = process.communicate()
     if process.returncode:
-        raise Bad(f"stopped {when} and continued, it fails: {said.decode()}")
+        raise Bad(f"stopped {when} and continued, it fails: {message.decode()}")
     return f"stopped {when}"
 
 
@@ -379,17 +379,17 @@ def without_room(kind: Kind, folder: Path, random: Random, usual: Unbroken) -> s
     """A full disk: files can have so many bytes and no more."""
     room = int(usual.largest * random.choice((0.01, 0.1, 0.5, 0.9)) * random.random())
     process, _ = _start(kind, folder, room)
-    _, said = process.communicate()
+    _, message = process.communicate()
     if not process.returncode:
         return ""
-    lines = said.decode().strip().splitlines()
+    lines = message.decode().strip().splitlines()
     if (
         process.returncode != 2
         or not lines
         or "no room left" not in lines[-1]
-        or "Traceback" in said.decode()
+        or "Traceback" in message.decode()
     ):
-        raise Bad(f"with room for {room:,} bytes it has exit code {process.returncode}: {said.decode()}")
+        raise Bad(f"with room for {room:,} bytes it has exit code {process.returncode}: {message.decode()}")
     if kind.base:
         _read(folder / "run")
     return f"room for {room:,} bytes"
@@ -404,9 +404,9 @@ def read_meanwhile(kind: Kind, folder: Path, random: Random, usual: Unbroken) ->
             _read(folder / "run")
             reads += 1
         time.sleep(0.01)
-    _, said = process.communicate()
+    _, message = process.communicate()
     if process.returncode:
-        raise Bad(f"while it is read, it fails: {said.decode()}")
+        raise Bad(f"while it is read, it fails: {message.decode()}")
     return f"read {reads} times"
 
 
@@ -457,10 +457,10 @@ def check(trouble: Trouble, kind: Kind, folder: Path, random: Random, usual: Unb
 
 def soak_troubles(folder: Path, kills: int, seed: int) -> dict[str, Counter[str]]:
     """Each trouble with each command in turn, kills and a fifth as often the others; what came of them."""
-    found: dict[str, Counter[str]] = {}
+    results: dict[str, Counter[str]] = {}
     usual: dict[str, Unbroken] = {}
     for name, trouble in TROUBLES.items():
-        found[name] = Counter()
+        results[name] = Counter()
         count = kills if trouble is killed else kills // 5
         for i in range(count):
             of = list(COMMANDS)[i % len(COMMANDS)]
@@ -468,14 +468,14 @@ def soak_troubles(folder: Path, kills: int, seed: int) -> dict[str, Counter[str]
                 usual[of] = unbroken(COMMANDS[of], folder / f"unbroken-{of}")
             there = folder / f"{name.replace(' ', '-')}-{i}"
             try:
-                said = check(trouble, COMMANDS[of], there, Random(f"{seed} {name} {i}"), usual[of])
+                message = check(trouble, COMMANDS[of], there, Random(f"{seed} {name} {i}"), usual[of])
                 shutil.rmtree(there)
-                found[name]["the same"] += 1
+                results[name]["the same"] += 1
             except Bad as error:
-                found[name]["bad"] += 1
-                said = f"BAD: {error} (kept in {there})"
-            say(f"{name} {i + 1}/{count}: {of} {said}")
-    return found
+                results[name]["bad"] += 1
+                message = f"BAD: {error} (kept in {there})"
+            say(f"{name} {i + 1}/{count}: {of} {message}")
+    return results
 
 
 def runs(folder: Path) -> tuple[Path, Path]:
@@ -516,12 +516,12 @@ def main() -> None:
         "COLUMNS": "160",
     }
     folder = Path(tempfile.mkdtemp(prefix="kgmlm-soak-"))
-    found = soak_inputs(*runs(folder), count, seed)
+    result = soak_inputs(*runs(folder), count, seed)
     troubles = soak_troubles(folder, kills, seed)
-    say(f"{count:,} inputs: {_counts(found)}")
+    say(f"{count:,} inputs: {_counts(result)}")
     for name, of in troubles.items():
         say(f"{name}: {of['the same']} the same as without, {of['bad']} bad")
-    if found["bad"] or any(of["bad"] for of in troubles.values()):
+    if result["bad"] or any(of["bad"] for of in troubles.values()):
         raise SystemExit(1)
     shutil.rmtree(folder)
 

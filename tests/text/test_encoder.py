@@ -23,10 +23,10 @@ TEXTS = ["Paris", "Paris. the capital of France", "", "a river " * 40]
 
 
 def vectors(encoder: TextEncoder, texts: list[str], batch_size: int = 64) -> Floats:
-    found = np.full((len(texts), encoder.width), np.nan, np.float32)
+    values = np.full((len(texts), encoder.width), np.nan, np.float32)
     for rows, vectors_BD in encoder.read(texts, batch_size, precision="fp32"):
-        found[rows] = vectors_BD
-    return found
+        values[rows] = vectors_BD
+    return values
 
 
 def folder_of(encoder: str, path: Path, pooling: dict[str, object]) -> str:
@@ -65,13 +65,13 @@ def test_an_encoder_pools_as_its_folder_says(
 ) -> None:
     encoder = TextEncoder.load(folder_of(tiny_encoder, tmp_path / "encoder", said), 32)
     model = AutoModel.from_pretrained(tiny_encoder).eval()
-    (found,) = vectors(encoder, ["Paris. a city"])
+    (result,) = vectors(encoder, ["Paris. a city"])
     ids = torch.tensor([encoder._tokenizer.encode("Paris. a city").ids])
     with torch.inference_mode():
         (states_TD,) = model(input_ids=ids).last_hidden_state
     assert callable(pooled)
     expected = torch.nn.functional.normalize(pooled(states_TD), dim=0)
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(result, expected.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(

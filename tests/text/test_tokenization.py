@@ -181,10 +181,10 @@ def test_a_mask_for_a_vector_follows_the_span(toy_tokenizer: SpanTokenizer) -> N
         Linearization((Segment("cell | causes |"),)),
     ]
     encoded = toy_tokenizer.encode_queries(texts, 2, 40, vector=True)
-    for text, found in zip(texts, encoded, strict=True):
-        masks = np.flatnonzero(np.array(found.input_ids) == toy_tokenizer.mask_id)
-        assert masks.tolist() == [found.span_start + i for i in range(3)]
-        assert toy_tokenizer.render(text, found).count("[MASK]") == 3
+    for text, result in zip(texts, encoded, strict=True):
+        masks = np.flatnonzero(np.array(result.input_ids) == toy_tokenizer.mask_id)
+        assert masks.tolist() == [result.span_start + i for i in range(3)]
+        assert toy_tokenizer.render(text, result).count("[MASK]") == 3
     assert toy_tokenizer.collate(encoded).vector
     (short,) = toy_tokenizer.encode_queries(
         [Linearization((Segment("a long text " * 9, cut=1),))], 0, 12, vector=True

@@ -91,10 +91,10 @@ def test_what_has_no_merit_is_not_used(
         def read(queries: Queries, rows: IntArray, ids_dK: IntArray, way: int = way) -> Floats:
             return np.roll(noise(queries, rows, ids_dK), way, 1)
 
-        stage_weight, found = second_stages._choose_use(
+        stage_weight, figures = second_stages._choose_use(
             ranker, task, lambda n, of: None, 8, second_stages.WEIGHTS_TRIED, read, 64
         )
-        assert found["mrr"] >= found["mrr_first"]
-        assert (stage_weight.k == 0) == (found["mrr"] == found["mrr_first"])
+        assert figures["mrr"] >= figures["mrr_first"]
+        assert (stage_weight.k == 0) == (figures["mrr"] == figures["mrr_first"])
         chosen.append(stage_weight.k)
     assert 0 in chosen

@@ -123,15 +123,13 @@ def test_a_sample_of_all_entities_loses_what_all_entities_lose(
     sampled = EntityLosses(sampling, some)
     model = span_model(ranker.reader.model)
     for one, other in zip(stream.from_position(0), some.from_position(0), strict=True):
-        found = []
+        rows = []
         for loss, batch in ((losses, one), (sampled, other)):
             model.zero_grad()
             value = loss(model, batch)
             value.backward()
-            found.append(
-                [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-            )
-        for a, b in zip(*found, strict=True):
+            rows.append([value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        for a, b in zip(*rows, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 

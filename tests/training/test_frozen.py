@@ -60,8 +60,8 @@ class TestQuick:
 
     def test_queries_are_not_read_by_the_masked_lm(self, quick: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Reader, "encode", None)
-        found = quick.explain(head="france", relation="located_in", k=3)
-        assert len(found) == 3
+        explained = quick.explain(head="france", relation="located_in", k=3)
+        assert len(explained) == 3
 
     def test_its_text_ranks_nothing(self, cli: Cli, quick: Run) -> None:
         for scores in ("text", "likelihood"):
@@ -80,8 +80,8 @@ class TestQuick:
         new.write_text("label\tname\tdescription\nq1\tAtlantis\ta lost city\n")
         pack = kgmlm.pack(quick.path, tmp_path / "small.kgmlm", progress=False)
         for run in (quick, kgmlm.open_run(pack, device="cpu")):
-            found = run.with_entities(new).rank(head="Atlantis", relation="located_in", k=3)
-            assert len(found) == 3
+            best = run.with_entities(new).rank(head="Atlantis", relation="located_in", k=3)
+            assert len(best) == 3
         other = shutil.copytree(quick.path, tmp_path / "other")
         with pytest.raises(
             RunError, match="similar entities and similar answers need the bi-encoder; --drop"

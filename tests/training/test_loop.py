@@ -36,9 +36,9 @@ PARTS = ("tokenizer", "model", "settings", "vocabulary")  # of a reader, beside 
 @pytest.mark.slow
 def test_the_loss_falls_and_the_answers_rise(toy: KnowledgeGraph, tmp_path: Path) -> None:
     outcome = go(tmp_path / "run", toy, "training.epochs=30")
-    found = losses(tmp_path / "run")
+    result = losses(tmp_path / "run")
     assert outcome.status == "finished"
-    assert np.mean(found[-5:]) < 0.7 * np.mean(found[:5])
+    assert np.mean(result[-5:]) < 0.7 * np.mean(result[:5])
 
 
 @pytest.mark.slow
@@ -363,9 +363,9 @@ def test_two_processes_resume_with_the_losses_of_an_unbroken_run(tmp_path: Path)
     launch(*start, "--output", str(tmp_path / "unbroken"))
     launch(*start, "--output", str(tmp_path / "resumed"), "--max-steps", "7")
     launch("--output", str(tmp_path / "resumed"), "--resume")
-    found, expected = losses(tmp_path / "resumed"), losses(tmp_path / "unbroken")
-    assert found == expected
-    assert len(found) > 12
+    result, expected = losses(tmp_path / "resumed"), losses(tmp_path / "unbroken")
+    assert result == expected
+    assert len(result) > 12
 
 
 @pytest.mark.slow
@@ -451,17 +451,17 @@ def test_a_step_is_the_same_from_one_batch_and_from_parts_of_it(
     """An epoch of one batch, and of as many queries in micro-batches: the same losses, the same model."""
     count = len(toy.unique_queries("train")[0])
     parts = next(n for n in range(2, count) if count % n == 0)
-    found = {}
+    results = {}
     for name, size, accumulation in (("whole", count, 1), ("parts", count // parts, parts)):
         go(
             tmp_path / name, toy, f"training.objective={objective}", f"training.batch_size={size}",
             f"training.accumulation={accumulation}", "training.epochs=4", "scratch.dropout=0",
             "training.precision=fp32", "training.schedule=constant", "training.warmup=0",
         )  # fmt: skip
-        found[name] = losses(tmp_path / name)
-    assert len(found["whole"]) == len(found["parts"]) == 4
-    assert found["parts"] == pytest.approx(found["whole"], rel=1e-3)
-    assert found["whole"][-1] < found["whole"][0] - 0.01
+        results[name] = losses(tmp_path / name)
+    assert len(results["whole"]) == len(results["parts"]) == 4
+    assert results["parts"] == pytest.approx(results["whole"], rel=1e-3)
+    assert results["whole"][-1] < results["whole"][0] - 0.01
 
 
 @torch.no_grad()
@@ -491,5 +491,5 @@ def test_dropout_can_be_set(toy: KnowledgeGraph, tmp_path: Path) -> None:
         tmp_path / "run", toy, "scratch", settings("training.dropout=0", "training.epochs=1")
     )
     train(run, ranker)
-    found = {m.p for m in span_model(ranker.reader.model).modules() if isinstance(m, torch.nn.Dropout)}
-    assert found == {0.0}
+    values = {m.p for m in span_model(ranker.reader.model).modules() if isinstance(m, torch.nn.Dropout)}
+    assert values == {0.0}

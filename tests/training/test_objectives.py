@@ -172,13 +172,13 @@ def split(batch: Any) -> list[tuple[Any, int]]:
 
 @split.register
 def _(batch: TrainingBatch) -> list[tuple[Any, int]]:
-    q, found = batch.queries, []
+    q, result = batch.queries, []
     for part in np.array_split(np.arange(len(batch.rows)), 2):
         texts = MaskedBatch(
             q.input_ids_BT[part], q.attention_mask_BT[part], q.span_start_B[part], q.span_length, q.vector
         )
-        found.append((TrainingBatch(batch.rows[part], batch.rows, texts, batch.rows[:0], ()), len(part)))
-    return found
+        result.append((TrainingBatch(batch.rows[part], batch.rows, texts, batch.rows[:0], ()), len(part)))
+    return result
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -196,10 +196,10 @@ def test_a_loss_is_the_mean_over_a_batch_however_it_is_split(task_of: Callable[.
         model.zero_grad()
         halves = split(batch)
         total = sum(count for _, count in halves)
-        found = sum(losses(model, half) * count / total for half, count in halves)
-        assert isinstance(found, torch.Tensor)
-        found.backward()
-        torch.testing.assert_close(found, whole, atol=1e-5, rtol=1e-5)
+        result = sum(losses(model, half) * count / total for half, count in halves)
+        assert isinstance(result, torch.Tensor)
+        result.backward()
+        torch.testing.assert_close(result, whole, atol=1e-5, rtol=1e-5)
         assert expected
         for key, parameter in model.named_parameters():
             if key in expected:
@@ -210,8 +210,8 @@ def test_a_run_has_the_objective_of_its_settings(
     toy: KnowledgeGraph, make_ranker: Callable[..., Ranker]
 ) -> None:
     ranker = make_ranker()
-    found = []
+    rows = []
     for name in ("entity", "token"):
         stream, losses = objective(ranker, toy, training(objective=name), (0, 1))
-        found.append(losses(span_model(ranker.reader.model), next(stream.from_position(0))).item())
-    assert found[0] != found[1]
+        rows.append(losses(span_model(ranker.reader.model), next(stream.from_position(0))).item())
+    assert rows[0] != rows[1]

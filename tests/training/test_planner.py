@@ -89,8 +89,8 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     assert recipe is not None
     assert set(recipe.stages) == expected
     assert recipe.settings.trains_text == ("text" in expected)
-    told = "\n".join(watch.told)
-    assert ("the masked LM is trained from" in told) == (preset != "quick" and "text" not in expected)
+    messages = "\n".join(watch.told)
+    assert ("the masked LM is trained from" in messages) == (preset != "quick" and "text" not in expected)
     assert (recipe.text_from is not None) == (preset != "quick" and "text" not in expected)
     assert recipe.seconds == 60 * minutes
     assert set(recipe.timed) == expected - {"types", "linked", "mentions", "unseen", *SIMILAR, "reverse"}
@@ -138,9 +138,9 @@ def test_a_quarter_of_an_epoch_of_the_masked_lm_has_to_fit(
 
 def test_a_few_steps_tell_how_long_other_stages_take(toy: KnowledgeGraph, tiny_encoder: str) -> None:
     recipe = recipe_of("balanced", toy, False)
-    found = planner._useful(recipe, toy, 16)
-    assert found.keys() == {"biencoder", "kge"}
-    assert all(0 < seconds < float("inf") for seconds in found.values())
+    result = planner._useful(recipe, toy, 16)
+    assert result.keys() == {"biencoder", "kge"}
+    assert all(0 < seconds < float("inf") for seconds in result.values())
 
 
 def test_what_is_given_ends_a_stage_instead_of_the_clock(
@@ -154,8 +154,8 @@ def test_what_is_given_ends_a_stage_instead_of_the_clock(
     assert recipe is not None
     assert recipe.timed == ()
     assert recipe.usual == {}
-    found = recipe.settings
-    assert (found.kge.epochs, found.biencoder.steps, found.training.epochs) == (2, 3, 4)
+    loaded = recipe.settings
+    assert (loaded.kge.epochs, loaded.biencoder.steps, loaded.training.epochs) == (2, 3, 4)
 
 
 def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
@@ -170,10 +170,10 @@ def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
 
 def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
     encoder = TextEncoder.load(tiny_encoder, 16)
-    found = planner.speed(encoder, toy)
-    assert 0 < found.per_token < found.per_text
-    assert 2 < found.tokens <= 16
-    assert found.width == encoder.width
+    result = planner.speed(encoder, toy)
+    assert 0 < result.per_token < result.per_text
+    assert 2 < result.tokens <= 16
+    assert result.width == encoder.width
 
 
 def test_a_stage_gets_its_share_of_what_is_left(
@@ -354,11 +354,11 @@ def test_a_run_says_which_texts_there_was_no_time_for(
         Clock, "share", lambda clock, stage, among: 1e-6 if stage == "texts" else share(clock, stage, among)
     )
     run = kgmlm.train("toy", tiny_encoder, tmp_path / "run", minutes=1, preset="quick", progress=watch).folder
-    told, count = "\n".join(watch.told), len(run.graph.entities)
+    messages, count = "\n".join(watch.told), len(run.graph.entities)
     cut = run.record["signals"]["biencoder"]["texts_cut"]
     assert 0 < cut <= count
-    assert f"the time was too short for the texts of {cut} of {count} entities" in told
-    assert f"more time: the texts of {cut} of {count} entities were not read as a whole" in told
+    assert f"the time was too short for the texts of {cut} of {count} entities" in messages
+    assert f"more time: the texts of {cut} of {count} entities were not read as a whole" in messages
     assert "biencoder" in run.tuned.mixture.tables
     kgmlm.tune(
         run.path, add="biencoder", overwrite=True, progress=False, settings={"biencoder": {"steps": 2}}

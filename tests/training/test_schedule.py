@@ -102,12 +102,12 @@ def test_the_linear_schedule_is_what_it_was() -> None:
 def test_the_warm_up_is_a_share_of_all_steps(toy: KnowledgeGraph, tmp_path: Path) -> None:
     """In a real training, the rate rises for so many steps, by equal parts, and falls for the others."""
     go(tmp_path / "run", toy, "training.warmup=0.25", "training.epochs=2", "training.learning_rate=0.01")
-    found = rates(tmp_path / "run")
-    rising = round(len(found) / 4)
+    result = rates(tmp_path / "run")
+    rising = round(len(result) / 4)
     assert rising > 1
-    assert found[:rising] == pytest.approx([0.01 * i / rising for i in range(rising)])
-    falling = len(found) - rising
-    assert found[rising:] == pytest.approx([0.01 * (falling - i) / falling for i in range(falling)])
+    assert result[:rising] == pytest.approx([0.01 * i / rising for i in range(rising)])
+    falling = len(result) - rising
+    assert result[rising:] == pytest.approx([0.01 * (falling - i) / falling for i in range(falling)])
 
 
 @pytest.mark.slow

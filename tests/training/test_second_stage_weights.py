@@ -15,7 +15,8 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import FilterIndex, Queries
 from kgmlm.ranking.ranker import Ranker, StageWeight
 from kgmlm.ranking.trees import odd_pairs
-from kgmlm.training.second_stages import choose_conditional
+from kgmlm.training import second_stages
+from kgmlm.training.weights import validation_task
 
 
 @pytest.fixture
@@ -32,7 +33,15 @@ def answers_of(graph: KnowledgeGraph, queries: Queries, ids_BK: IntArray) -> Flo
 
 
 def choose(ranker: Ranker, graph: KnowledgeGraph) -> tuple[StageWeight, dict[str, float]]:
-    return choose_conditional(ranker, graph, Protocol(split="valid"), candidates=10)
+    stage = ranker.stages[FixedStage.name]
+    assert isinstance(stage, FixedStage)
+
+    def read(queries: Queries, rows: IntArray, ids_dK: IntArray) -> Floats:
+        return stage.score(ranker, queries, ids_dK)[:, :, None]
+
+    task, first = validation_task(graph, Protocol(split="valid")), ranker.without_stage(stage.name)
+    weights = [0.25 * weight for weight in second_stages.WEIGHTS_TRIED]
+    return second_stages._choose_use(first, task, lambda n, total: None, 10, weights, read, 64)
 
 
 def test_the_weight_goes_by_how_much_the_scores_say(ranker: Ranker, toy: KnowledgeGraph) -> None:
@@ -57,8 +66,8 @@ def test_what_helps_one_half_of_validation_alone_is_not_used(ranker: Ranker, toy
         right = answers_of(toy, queries, ids_BK)
         return np.where(odd_pairs(queries, ids_BK), -right, right).astype(np.float32)
 
-    stage_weight, found = choose(ranker.with_stage(FixedStage(StageWeight(5, 2.0), fickle)), toy)
-    assert (stage_weight.k, stage_weight.weight, found["mrr"]) == (0, 0.0, found["mrr_first"])
+    stage_weight, figures = choose(ranker.with_stage(FixedStage(StageWeight(5, 2.0), fickle)), toy)
+    assert (stage_weight.k, stage_weight.weight, figures["mrr"]) == (0, 0.0, figures["mrr_first"])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -70,14 +79,14 @@ def test_validation_chooses_how_many_and_how_much(ranker: Ranker, toy: Knowledge
     stage = FixedStage(
         StageWeight(0, 0.0), lambda queries, ids_BK: np.float32(sign) * answers_of(toy, queries, ids_BK)
     )
-    stage_weight, found = choose(ranker.with_stage(stage), toy)
-    assert found["mrr_first"] == pytest.approx(before)
+    stage_weight, figures = choose(ranker.with_stage(stage), toy)
+    assert figures["mrr_first"] == pytest.approx(before)
     after = evaluate(ranker.with_stage(stage.with_weight(stage_weight)), toy, protocol).report["metrics"]
-    assert after["mrr"] == pytest.approx(found["mrr"], abs=0.05)
+    assert after["mrr"] == pytest.approx(figures["mrr"], abs=0.05)
     if sign < 0:
-        assert (stage_weight.k, found["mrr"]) == (0, found["mrr_first"])
+        assert (stage_weight.k, figures["mrr"]) == (0, figures["mrr_first"])
     else:
         assert stage_weight.k == 10
-        assert found["mrr"] > before
-        assert found["hits_at_1"] <= found["held"], "what the first stage misses stays missed"
+        assert figures["mrr"] > before
+        assert figures["hits_at_1"] <= figures["held"], "what the first stage misses stays missed"
     assert not ranker.by("likelihood").reranks

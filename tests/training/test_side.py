@@ -57,14 +57,14 @@ def test_weights_are_chosen_by_a_side(toy_run: Path, tmp_path: Path, side: str) 
     kgmlm.tune(run, add=["types", "rules"], progress=False)
     folder = open_folder(run)
     ranker, protocol = untuned_ranker(folder), Protocol.model_validate({"split": "valid", "side": side})
-    found = tune_all(ranker, folder.graph, protocol)
+    result = tune_all(ranker, folder.graph, protocol)
     task = RankingTask.of(folder.graph, protocol)
     assert set(task.queries.tail_B) == {side == "tail"}
     assert task.sides == 1
-    ranks = evaluate(ranker.replace(mixture=found.mixture), folder.graph, protocol).ranks
+    ranks = evaluate(ranker.replace(mixture=result.mixture), folder.graph, protocol).ranks
     assert len(ranks) == len(task.queries) == len(folder.graph.triples("valid"))
     both = tune_all(ranker, folder.graph, Protocol(split="valid"))
-    assert found.figures["rules"] != both.figures["rules"]
+    assert result.figures["rules"] != both.figures["rules"]
 
 
 def test_a_run_remembers_its_side(toy: KnowledgeGraph, cli: Cli, tmp_path: Path) -> None:

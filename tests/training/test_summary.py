@@ -70,8 +70,8 @@ def test_counting_goes_by_training_alone(toy: KnowledgeGraph) -> None:
     for row, column in ((0, 2), (1, 0)):
         expected = np.bincount(train[:, column], minlength=len(toy.entities))
         assert scores_BN[row].tolist() == expected.tolist()
-    found = evaluate(Counting(toy), toy, Protocol(split="valid"))
-    assert counted(toy).mrr == pytest.approx((1 / found.ranks.of_type("realistic")).mean())
+    evaluation = evaluate(Counting(toy), toy, Protocol(split="valid"))
+    assert counted(toy).mrr == pytest.approx((1 / evaluation.ranks.of_type("realistic")).mean())
 
 
 @pytest.mark.parametrize(

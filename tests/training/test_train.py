@@ -86,11 +86,11 @@ def test_a_dataset_is_split_checked_and_shown(tmp_path: Path) -> None:
     assert made.new["test"].entities > 0
     assert made.as_json()["test_new"] == made.new["test"]._asdict()
     assert any(line.startswith("test: ") for line in heard)
-    found = kgmlm.data.check(made.path)
-    assert found.mismatches == {}
-    assert found.values["unseen"] == made.counts.unseen > 0
-    assert found.lines()["against the card"] == ["as expected"]
-    assert "<th>self-loops</th>" in found._repr_html_()
+    checked = kgmlm.data.check(made.path)
+    assert checked.mismatches == {}
+    assert checked.values["unseen"] == made.counts.unseen > 0
+    assert checked.lines()["against the card"] == ["as expected"]
+    assert "<th>self-loops</th>" in checked._repr_html_()
     card = (made.path / "card.toml").read_text()
     (made.path / "card.toml").write_text(card.replace("entities = 31", "entities = 32"))
     assert kgmlm.data.check(made.path).mismatches == {"entities": {"card": 32, "found": 31}}
@@ -249,11 +249,11 @@ def test_a_kge_model_that_was_interrupted_is_trained_further(
             if what == "training kge" and len(steps) == 10:
                 raise KeyboardInterrupt
 
-    told: list[str] = []
+    rows: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        kgmlm.tune(runs[1], add="kge", settings={"kge": small}, progress=Hurried(told))
+        kgmlm.tune(runs[1], add="kge", settings={"kge": small}, progress=Hurried(rows))
     kept = tmp_path / ".cut.kge-unfinished"
-    assert told == [f"the training of kge is kept in {kept}, and the next one continues from there"]
+    assert rows == [f"the training of kge is kept in {kept}, and the next one continues from there"]
     (tmp_path / "..cut.kge-unfinished.0123.kgmlm-part").mkdir()  # as a kill leaves it
     heard: list[int] = []
     kgmlm.tune(runs[1], add="kge", settings={"kge": small}, progress=lambda what, n, total: heard.append(n))
@@ -475,10 +475,10 @@ def test_two_runs_are_compared(trained: Run, tmp_path: Path) -> None:
     other = shutil.copytree(trained.path, tmp_path / "other")
     kgmlm.evaluate(trained, progress=False)
     kgmlm.evaluate(other, progress=False)
-    found = kgmlm.compare(trained, other, draws=100)
-    assert found.to_frame()["difference"].eq(0).all()
-    assert found.queries == found.as_json()["queries"] > 0
-    assert "<table" in found._repr_html_()
+    comparison = kgmlm.compare(trained, other, draws=100)
+    assert comparison.to_frame()["difference"].eq(0).all()
+    assert comparison.queries == comparison.as_json()["queries"] > 0
+    assert "<table" in comparison._repr_html_()
 
 
 def test_numbers_that_the_command_line_refuses_are_refused(trained: Run, tmp_path: Path) -> None:
@@ -487,13 +487,11 @@ def test_numbers_that_the_command_line_refuses_are_refused(trained: Run, tmp_pat
         (lambda: kgmlm.evaluate(trained, batch_size=0, **quiet), "--batch-size"),
         (lambda: kgmlm.evaluate(trained, max_triples=0, **quiet), "--max-triples"),
         (lambda: kgmlm.calibrate(trained, seed=-1, **quiet), "--seed"),
-        (lambda: kgmlm.classify(trained, [("a", "b", "c")], batch_size=-1, **quiet), "--batch-size"),
         (lambda: kgmlm.compare(trained, trained, draws=3, **quiet), "--draws"),
         (lambda: kgmlm.tune(trained, max_triples=-1, **quiet), "--max-triples"),
         (lambda: kgmlm.tune(trained, candidates=0, **quiet), "--candidates"),
         (lambda: kgmlm.report(trained, new, max_triples=0, **quiet), "--max-triples"),
         (lambda: kgmlm.data.split("toy", new, random=True, seed=-1, **quiet), "--seed"),
-        (lambda: kgmlm.pack(trained, new.with_suffix(".kgmlm"), batch_size=0, **quiet), "--batch-size"),
         (lambda: service(trained, queue=0), "--queue"),
     ]
     for call, option in refused:
@@ -522,15 +520,15 @@ def test_no_output_replaces_a_runs_own_files(trained: Run, tmp_path: Path, cli: 
 
 
 def test_damaged_ranks_are_told_and_made_again(trained: Run, tmp_path: Path) -> None:
-    run, told = shutil.copytree(trained.path, tmp_path / "run"), list[str]()
+    run, messages = shutil.copytree(trained.path, tmp_path / "run"), list[str]()
     kgmlm.evaluate(run, progress=False)
     kept = run / "ranks" / "test.parquet"
     kept.write_bytes(b"garbage")
     information = kgmlm.info(run)
     assert information.ranks["test"] == {}
     assert "test: damaged" in information.lines()["ranks"]
-    kgmlm.report(run, tmp_path / "report.html", progress=Hears(told))
-    assert any("cannot be read as Parquet" in line and "made again" in line for line in told), told
+    kgmlm.report(run, tmp_path / "report.html", progress=Hears(messages))
+    assert any("cannot be read as Parquet" in line and "made again" in line for line in messages), messages
 
 
 def test_a_record_without_steps_is_shown(trained: Run, tmp_path: Path) -> None:
@@ -622,5 +620,5 @@ def test_an_index_is_built_and_used(trained: Run, tmp_path: Path) -> None:
     run = shutil.copytree(trained.path, tmp_path / "run")
     record = kgmlm.index(run, progress=False)
     assert record["entities"] == len(trained.graph.entities)
-    found = kgmlm.open_run(run, retrieve=5).rank(head="France", relation="capital", k=9)
-    assert 0 < len(found) <= 5
+    best = kgmlm.open_run(run, retrieve=5).rank(head="France", relation="capital", k=9)
+    assert 0 < len(best) <= 5

@@ -69,9 +69,9 @@ def answers(path: Path, head: str, relation: str, **options: Any) -> pd.DataFram
 
 
 def test_what_is_new_is_answered(run: Path) -> None:
-    found = kgmlm.update(run, NEW, progress=False)
-    assert (found["entities"], found["added"], found["removed"]) == (2, 3, 0)
-    assert 0 <= found["mrr"] <= 1
+    result = kgmlm.update(run, NEW, progress=False)
+    assert (result["entities"], result["added"], result["removed"]) == (2, 3, 0)
+    assert 0 <= result["mrr"] <= 1
     known = answers(run, "iceland", "capital")
     assert known.set_index("entity").loc["reykjavik", "known"]
     assert "iceland" in set(answers(run, "france", "borders")["entity"])
@@ -94,18 +94,18 @@ def test_an_updated_run_is_whole(run: Path) -> None:
 
 def test_the_index_finds_what_is_new(run: Path) -> None:
     kgmlm.update(run, NEW, progress=False)
-    found = answers(run, "france", "borders", retrieve=50)
-    assert {"iceland", "reykjavik"} <= set(found["entity"])
+    result = answers(run, "france", "borders", retrieve=50)
+    assert {"iceland", "reykjavik"} <= set(result["entity"])
 
 
 def test_an_entity_without_triples_changes_no_other_score(run: Path) -> None:
     before = answers(run, "france", "capital", rerank=0).set_index("entity")["score"]
     entities = pd.DataFrame({"label": ["x"], "name": ["Xanadu"], "description": ["a city of dreams"]})
-    found = kgmlm.update(run, entities=entities, progress=False)
-    assert (found["entities"], found["added"], found["chosen"]) == (1, 0, [])
+    result = kgmlm.update(run, entities=entities, progress=False)
+    assert (result["entities"], result["added"], result["chosen"]) == (1, 0, [])
     after = answers(run, "france", "capital", rerank=0).set_index("entity")["score"]
     assert "x" in after.index
-    left = [entity for entity in before.index if entity not in found["moved"]]
+    left = [entity for entity in before.index if entity not in result["moved"]]
     assert np.allclose(before[left], after[left], atol=1e-5)
 
 
@@ -138,10 +138,10 @@ def test_ten_updates_pass_every_check(run: Path) -> None:
     calibration = folder.calibration
     assert calibration is not None
     assert calibration.chosen_for == folder.scored_by
-    found = kgmlm.complete(
+    completion = kgmlm.complete(
         run, run.parent / "new.parquet", relations=["located_in"], min_probability=0, progress=False
     )
-    assert found["listed"] > 0
+    assert completion["listed"] > 0
     packed = kgmlm.open_run(kgmlm.pack(run, run.parent / "ten.kgmlm", progress=False))
     assert set(packed.graph.entities.column("label")) == set(folder.graph.entities.column("label"))
     kgmlm.report(run, run.parent / "report.html", progress=False)
@@ -183,8 +183,8 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
     tuned = folder.tuned
     folder = save_tuned(folder, replace(tuned, mixture=tuned.mixture.evenly("likelihood", 50.0)))
     monkeypatch.setattr("kgmlm.training.update.refit", lambda *_: Refit(0.1, 0.01, 0.3, 0.2))
-    found = kgmlm.update(run, NEW, progress=False)
-    assert found["chosen"] == ["weights"]  # the probabilities were of other weights, so there were none
+    result = kgmlm.update(run, NEW, progress=False)
+    assert result["chosen"] == ["weights"]  # the probabilities were of other weights, so there were none
     assert open_folder(run).tuned.mixture.averages["likelihood"] != 50.0
     kgmlm.calibrate(run, progress=False)
     assert kgmlm.update(run, [NEW[0][::-1]], progress=False)["chosen"] == ["weights", "probabilities"]
@@ -193,9 +193,9 @@ def test_weights_that_do_not_suit_any_more_are_chosen_again(
 
 
 def test_new_relations_are_answered(run: Path) -> None:
-    found = kgmlm.update(run, [("france", "exports", "wine"), ("italy", "exports", "wine")], progress=False)
-    assert (found["relations"], found["entities"]) == (1, 1)
-    assert "probabilities" in found["chosen"]
+    result = kgmlm.update(run, [("france", "exports", "wine"), ("italy", "exports", "wine")], progress=False)
+    assert (result["relations"], result["entities"]) == (1, 1)
+    assert "probabilities" in result["chosen"]
     assert answers(run, "germany", "exports").iloc[0]["entity"] in open_folder(run).graph.entities.column(
         "label"
     )
@@ -206,8 +206,8 @@ def test_signals_keep_the_settings_that_they_were_trained_with(run: Path, tmp_pa
     rules.write_text("10\t9\t0.9\tborders(X,Y) <= borders(Y,X)\n")
     kgmlm.tune(run, add="rules", overwrite=True, settings={"rules": {"file": str(rules)}}, progress=False)
     kgmlm.update(run, NEW, progress=False)
-    found = Rules.open(run / Rules.file, open_folder(run).graph).applied.rules.paths
-    assert (found.predicted.tolist(), found.correct.tolist()) == ([10], [9])
+    result = Rules.open(run / Rules.file, open_folder(run).graph).applied.rules.paths
+    assert (result.predicted.tolist(), result.correct.tolist()) == ([10], [9])
 
 
 def test_judgments_of_the_meantime_are_kept(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def test_judgments_of_the_meantime_are_kept(run: Path, monkeypatch: pytest.Monke
 
     def judged(*given: Any) -> dict[str, Any]:
         judgments.write_text("first\nsecond\n")
-        found: dict[str, Any] = checked(*given)
-        return found
+        result: dict[str, Any] = checked(*given)
+        return result
 
     monkeypatch.setattr("kgmlm.training.update._checked", judged)
     kgmlm.update(run, NEW, progress=False)
@@ -228,8 +228,8 @@ def test_judgments_of_the_meantime_are_kept(run: Path, monkeypatch: pytest.Monke
 def test_a_run_that_another_process_has_updated_is_opened_anew(run: Path) -> None:
     held = kgmlm.open_run(run)
     kgmlm.update(run, NEW, progress=False)
-    found = held.rank([("france", "capital", None)], k=50)
-    assert "reykjavik" in set(found["entity"])
+    best = held.rank([("france", "capital", None)], k=50)
+    assert "reykjavik" in set(best["entity"])
 
 
 def test_an_output_is_written_though_nothing_is_new(run: Path, tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_an_index_of_the_biencoder_finds_what_has_new_triples(
     kgmlm.index(run, progress=False)
     kgmlm.update(run, [("xanadu", "located_in", "france")], progress=False)
     kgmlm.update(run, [("xanadu", "borders", "germany")], progress=False)
-    found, every = (answers(run, "france", "borders", retrieve=k) for k in (50, 0))
-    assert set(found["entity"]) == set(every["entity"])
+    result, every = (answers(run, "france", "borders", retrieve=k) for k in (50, 0))
+    assert set(result["entity"]) == set(every["entity"])
 
 
 def test_an_index_of_another_model_is_left_out(run: Path) -> None:
@@ -315,11 +315,11 @@ def test_what_was_judged_becomes_part_of_the_graph(run: Path) -> None:
     with pytest.raises(DataError, match="has no judgments"):
         kgmlm.apply_feedback(run)
     for tail, label in (("rome", 0), ("berlin", 1), ("nowhere", 1)):
-        said = {"head": "france", "relation": "borders", "tail": tail, "label": label}
-        add_judgments(run / "feedback.jsonl", Judgment.model_validate(said))
-    found = kgmlm.apply_feedback(run, progress=False)
-    assert (found["accepted"], found["rejected"], found["passed"]) == (1, 1, 1)
-    assert (found["added"], found["false"], found["entities"]) == (1, 1, 0)
+        results = {"head": "france", "relation": "borders", "tail": tail, "label": label}
+        add_judgments(run / "feedback.jsonl", Judgment.model_validate(results))
+    result = kgmlm.apply_feedback(run, progress=False)
+    assert (result["accepted"], result["rejected"], result["passed"]) == (1, 1, 1)
+    assert (result["added"], result["false"], result["entities"]) == (1, 1, 0)
     graph = open_folder(run).graph
     assert graph.labeled(graph.negatives["train"]) == [("france", "borders", "rome")]
     assert "rome" not in set(answers(run, "france", "borders")["entity"])
@@ -345,8 +345,8 @@ def test_an_applied_judgment_can_be_taken_back(run: Path) -> None:
     assert "rome" not in set(answers(run, "france", "borders")["entity"])
     judge({("france", "borders", "rome"): 1})  # another opinion, which was not applied
     judge(dict.fromkeys(judged))
-    found = kgmlm.apply_feedback(run, progress=False)
-    assert (found["accepted"], found["rejected"], found["taken_back"]) == (0, 0, 4)
+    result = kgmlm.apply_feedback(run, progress=False)
+    assert (result["accepted"], result["rejected"], result["taken_back"]) == (0, 0, 4)
     graph = open_folder(run).graph
     for split in before.splits:
         assert sorted(graph.labeled(graph.triples(split))) == sorted(before.labeled(before.triples(split)))
@@ -359,8 +359,8 @@ def test_an_applied_judgment_can_be_taken_back(run: Path) -> None:
 def test_a_judgment_that_an_update_has_overruled_is_not_undone(run: Path) -> None:
     row = ("france", "borders", "rome")
     for label in (0, None):
-        said = {"head": row[0], "relation": row[1], "tail": row[2], "label": label}
-        add_judgments(run / "feedback.jsonl", Judgment.model_validate(said))
+        results = {"head": row[0], "relation": row[1], "tail": row[2], "label": label}
+        add_judgments(run / "feedback.jsonl", Judgment.model_validate(results))
         if label == 0:
             kgmlm.apply_feedback(run, progress=False)
             kgmlm.update(run, [row], progress=False)
@@ -440,9 +440,9 @@ def test_embeddings_are_fitted_where_every_entity_is_an_answer() -> None:
     settings = Settings(kge=KGESettings(dimension=4, epochs=2))
     old = KGE.fit(graph, settings.kge)
     rows = np.append(np.arange(len(graph.entities)), -1)
-    found = old.for_graph(None, rows, np.arange(1)).updated(new, settings)
-    assert np.isfinite(np.asarray(found.entities_SD)).all()
-    assert int(found.rows_N[-1]) == len(old.entities_SD)
+    values = old.for_graph(None, rows, np.arange(1)).updated(new, settings)
+    assert np.isfinite(np.asarray(values.entities_SD)).all()
+    assert int(values.rows_N[-1]) == len(old.entities_SD)
 
 
 def test_embeddings_of_what_is_new_are_fitted_and_the_others_stay(real: Any) -> None:

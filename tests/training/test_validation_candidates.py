@@ -75,7 +75,7 @@ def test_ranks_in_a_sample_are_those_of_its_columns(
         for other in contest.ids.tolist():
             ends = (query.entity, other) if query.target == "tail" else (other, query.entity)
             triple = (ends[0], query.relation, ends[1])
-            if other == answer or any(triple in found for found in known.values()):
+            if other == answer or any(triple in item for item in known.values()):
                 continue
             better += scores_N[other] > scores_N[answer]
             ties += scores_N[other] == scores_N[answer]

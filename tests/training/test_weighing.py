@@ -46,8 +46,8 @@ def test_the_weights_that_made_the_answers_are_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(weights_module, "SHRINKAGE", 1e-3)
     monkeypatch.setattr(weights_module, "REGULARIZATION", 1e-3)
     mixture = sample.fitted(sample.names, everything(sample))
-    found = np.stack([mixture.tables[name][:2, 0] for name in sample.names], 1)
-    assert 4 * found == pytest.approx(np.array([[1.0, 0.1, 20.0], [2.0, 0.4, 5.0]]), rel=0.15)
+    match = np.stack([mixture.tables[name][:2, 0] for name in sample.names], 1)
+    assert 4 * match == pytest.approx(np.array([[1.0, 0.1, 20.0], [2.0, 0.4, 5.0]]), rel=0.15)
     for name in sample.names:
         assert mixture.tables[name][2].tolist() == pytest.approx([mixture.averages[name]] * 2), "never asked"
         assert mixture.tables[name][0, 1] == pytest.approx(mixture.averages[name]), "nor are heads"
@@ -120,16 +120,16 @@ def test_candidates_are_the_best_of_each_signal_and_no_known_answer(
     sample = ValidationSample.drawn(ranker, contest, names, Watcher())
     queries, answers = contest.queries, contest.answers
     rows, known = toy.known(protocol.filter).lookup(queries)
-    said = {name: np.zeros((len(queries), len(toy.entities)), np.float32) for name in names}
+    values = {name: np.zeros((len(queries), len(toy.entities)), np.float32) for name in names}
     for at, _, says in ranker.signal_scores(queries, by=names):
         for name in names:
-            said[name][at] = says[name]
+            values[name][at] = says[name]
     for b in range(len(queries)):
         allowed = set(range(len(toy.entities))) - set(known[rows == b].tolist())
         zeros = np.zeros((1, len(toy.entities)), np.float32)
         allowed -= set(np.flatnonzero(ranker.possible.applied(zeros, queries[b : b + 1])[0] < 0).tolist())
-        best = {e for n in names for _, e in sorted((-said[n][b, e].item(), e) for e in allowed)[:2]}
-        expected = [[said[n][b, e].item() for n in names] for e in [answers[b], *sorted(best)]]
+        best = {e for n in names for _, e in sorted((-values[n][b, e].item(), e) for e in allowed)[:2]}
+        expected = [[values[n][b, e].item() for n in names] for e in [answers[b], *sorted(best)]]
         there = sample.there_BC[b]
         assert sample.scores_BCS[b][there] == pytest.approx(np.array(expected), rel=1e-4, abs=1e-5)
 

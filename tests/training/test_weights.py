@@ -42,17 +42,17 @@ def test_no_choice_depends_on_test_triples(
     make_ranker: Callable[..., Ranker], toy: KnowledgeGraph, what: str
 ) -> None:
     protocol = Protocol(split="valid")
-    found: list[tuple[object, object]] = []
+    rows: list[tuple[object, object]] = []
     for graph in (toy, rivals(toy)):
         ranker = make_ranker(vector=VectorSettings(enabled=what == "vectors"))
         if what == "kge":
             ranker = ranker.with_signal(KGE.fit(toy, KGESettings(dimension=8, epochs=1)))
         if what == "reverse":
-            found.append(choose_reverse(ranker, graph, protocol))
+            rows.append(choose_reverse(ranker, graph, protocol))
         else:
             mixture, figures = weigh(ranker, graph, protocol)
-            found.append((figures, {name: table.tolist() for name, table in mixture.tables.items()}))
-    assert found[0] == found[1]
+            rows.append((figures, {name: table.tolist() for name, table in mixture.tables.items()}))
+    assert rows[0] == rows[1]
     choose: Any = choose_reverse if what == "reverse" else weigh
     with pytest.raises(ConfigError, match="must not know the test triples"):
         choose(ranker, toy, Protocol(split="valid", filter=("train", "test")))
@@ -66,14 +66,14 @@ def oracle(graph: KnowledgeGraph, split: str, relations: list[int]) -> KGE:
 
     class Oracle(KGE):
         def score(self, reading: Reading, pool: Pool) -> Floats:
-            found = np.zeros((len(reading.queries), count), np.float32)
+            values = np.zeros((len(reading.queries), count), np.float32)
             for b, query in enumerate(reading.queries):
                 h, r, t = graph.splits[split].T
                 known, answers = (h, t) if query.target == "tail" else (t, h)
                 sign = 1.0 if query.relation in relations else -1.0
                 mine = answers[(known == query.entity) & (r == query.relation)]
-                found[b, mine] = sign
-            return found[:, pool.filled]
+                values[b, mine] = sign
+            return values[:, pool.filled]
 
     return Oracle(*np.zeros((2, 0, 2), np.float32), *np.zeros((2, 0), np.int64))
 
@@ -104,11 +104,11 @@ def test_a_relation_gets_the_weight_that_validation_asks_for(
     assert "kge" not in ranker.mixture.tables, "choosing changes nothing"
     weights = mixture.tables["kge"]
     assert weights[good].min() > 100 * weights[bad].max()
-    found = figures["kge"]
-    assert found["mrr_text"] == figures["text"]["mrr"]
-    assert found["mrr"] > found["mrr_one_weight"] > found["mrr_text"]
+    result = figures["kge"]
+    assert result["mrr_text"] == figures["text"]["mrr"]
+    assert result["mrr"] > result["mrr_one_weight"] > result["mrr_text"]
     after = evaluate(ranker.replace(mixture=mixture), toy, Protocol(split="valid")).report["metrics"]
-    assert after["mrr"] == pytest.approx(found["mrr"], abs=0.02)
+    assert after["mrr"] == pytest.approx(result["mrr"], abs=0.02)
 
 
 @pytest.mark.parametrize("signal", ["vector", "kge"])

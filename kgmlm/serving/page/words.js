@@ -13,7 +13,6 @@ export const SIGNALS = {
   similar_answers: "like known answers",
   unseen: "not seen in training",
   reverse: "scored in reverse",
-  conditional: "name token by token",
   trees: "decision trees",
 };
 

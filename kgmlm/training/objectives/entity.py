@@ -24,7 +24,6 @@ from kgmlm.signals.likelihood_training import (
 )
 from kgmlm.signals.vector import ReaderSource
 from kgmlm.text.reader import PairTable
-from kgmlm.text.spelling import Spelled, spelled_log_probs, spelled_scores
 from kgmlm.text.tokenization import Encoded, MaskedBatch
 from kgmlm.text.torch_model import Residuals, SpanModel, SpanOutput, span_model
 from kgmlm.training.objectives.streams import (
@@ -53,7 +52,6 @@ class TrainingBatch:
             Empty without entity vectors.
         entities: the texts of this process's share, in batches of like lengths.
         drawn: which entities are scored; None is all that training has.
-        names: of an answer of each query, to be read token by token; None where that is not trained.
     """
 
     rows: IntArray
@@ -62,7 +60,6 @@ class TrainingBatch:
     entity_ids: IntArray
     entities: tuple[MaskedBatch, ...]
     drawn: Drawn | None = None
-    names: Spelled | None = None
 
 
 class RankingStream(QueryStream[Encoded, TrainingBatch]):
@@ -96,12 +93,9 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         if self.drawing is not None:
             rng = np.random.default_rng((chances * 2**32).astype(np.int64))
             drawn = self.drawing.draw(self.answers, rows, rng)
-        answers, names = self._drawn(rows, chances), None
-        if self.ranker.reader.settings.training.autoregressive:
-            reader = self.ranker.reader
-            names = Spelled.of(reader.names, answers[mine][:, None], reader.vocabulary.span_length)
+        answers = self._drawn(rows, chances)
         if not self.ranker.reader.settings.vector.enabled:
-            return TrainingBatch(rows[mine], rows, queries, rows[:0], (), drawn, names)
+            return TrainingBatch(rows[mine], rows, queries, rows[:0], (), drawn)
         ids = np.unique(answers)
         texts = self.ranker.reader.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
@@ -113,7 +107,7 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         count = PACKED_BATCHES if packed else ENTITY_BATCHES
         parts = [part for part in np.array_split(share, count) if len(part)]
         entities = tuple(self.ranker.reader.tokenizer.collate([texts[i] for i in part]) for part in parts)
-        return TrainingBatch(rows[mine], rows, queries, ids[order], entities, drawn, names)
+        return TrainingBatch(rows[mine], rows, queries, ids[order], entities, drawn)
 
 
 class Joined(NamedTuple):
@@ -195,17 +189,9 @@ class RankingLosses(ABC):
 
     def __call__(self, model: Callable[..., SpanOutput], batch: TrainingBatch) -> torch.Tensor:
         """The loss of one micro-batch, a scalar."""
-        names = None if batch.names is None else batch.names.to(self.model.device)
-        span = model(batch.queries, batch.entities, None if names is None else names.behind(batch.queries))
+        span = model(batch.queries, batch.entities)
         loss = self._likelihood(span, batch)
-        if names is not None:
-            loss = loss + self.settings.autoregressive * self._spelling(span, names)
         return loss + self._vectors(span, batch) if batch.entities else loss
-
-    def _spelling(self, span: SpanOutput, names: Spelled) -> torch.Tensor:
-        """The mean negative log-likelihood of the tokens of names, each given those before it."""
-        log_probs_B1L = spelled_log_probs(self.model, span, names, self.softmax_tokens)
-        return -spelled_scores(log_probs_B1L, names).mean()
 
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         """Softmax of cosines over the entities just read and those remembered, true answers as targets.

@@ -318,8 +318,8 @@ class Sampled:
     def of(cls, always: IntArray, drawn: IntArray, seen: int) -> Sampled:
         """The candidates of a step: those that are always scored, and a sample of all seen entities.
 
-        >>> found = Sampled.of(np.array([4, 5]), np.array([5, 6, 9]), 10)
-        >>> found.columns.ids_M.tolist(), np.exp(found.log_weight_M).tolist()
+        >>> sample = Sampled.of(np.array([4, 5]), np.array([5, 6, 9]), 10)
+        >>> sample.columns.ids_M.tolist(), np.exp(sample.log_weight_M).tolist()
         ([4, 5, 6, 9], [1.0, 1.0, 4.0, 4.0])
         """
         others = drawn[Columns(always).of(drawn) < 0]
