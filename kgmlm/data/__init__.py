@@ -185,7 +185,7 @@ def prepare(name: str, options: ProgressOptions) -> Mapping[str, Sequence[Path]]
         The files of each dataset.
 
     Raises:
-        DataError: when there is no such dataset, or a file is nowhere to be had or has a wrong checksum.
+        DataError: when there is no such dataset, or a file cannot be found or has a wrong checksum.
     """
     watch = watcher_of(options.progress)
     if name not in ("all", *card_names()) and Path(name).is_dir():

@@ -43,10 +43,10 @@ class Split:
         path: its folder.
         counts: of entities, relations, and the triples of each split.
         new: what training knows of the ends of each split's triples.
-        duplicates: how often a triple was there again, and was left out.
+        duplicates: how many duplicate triples were left out.
         later: how many triples are in no split, as they are later than what was asked for.
         removed: triples that the newer version lacks; they stay in training.
-        renamed: names with one label in each version, both of which the other version lacks.
+        renamed: names with one label in each version, each of which the other version lacks.
     """
 
     path: Path
@@ -149,7 +149,7 @@ _DRAWN = {
     "random": "validation is drawn at random from the older triples",
 }
 _TEXTS = (
-    "texts are those of today: a description that was written later may tell the answer to a question of test"
+    "texts are those of today: a description that was written later may reveal the answer to a test question"
 )
 
 

@@ -125,7 +125,7 @@ class EvaluationWork:
         """Open the run, and read what vectors are missing.
 
         Raises:
-            RunError: when this worker sees other weights or triples than who asks it.
+            RunError: when this worker sees other weights or triples than the process that asks it.
         """
 
         quiet_transformers()
@@ -426,7 +426,7 @@ def ranks_name(
     max_triples: int | None = None,
     side: Side = "both",
 ) -> str:
-    """A file name of its own for each way to ask, so that `compare` by default compares the same."""
+    """A distinct file name per kind of evaluation, so that `compare` by default compares like with like."""
     words = [
         *([] if other is None else [other.name]),
         split,

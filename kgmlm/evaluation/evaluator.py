@@ -1,7 +1,7 @@
 """From a protocol to filtered ranks and their report.
 
-Every triple of the split is kept. Scores come from the ranker, which knows training's answers alone; the
-others meet scores only here, in the filter and in the ranks.
+Every triple of the split is kept. Scores come from the ranker, which knows only training's answers; other
+answers meet scores only here, in the filter and in the ranks.
 
 Shapes: N entities, B queries, d distinct queries, b of them in a piece.
 """
@@ -62,8 +62,8 @@ class Evaluation:
         """Per-query ranks as Parquet, keyed by labels, whole or not at all.
 
         Args:
-            path: a link is followed, and a pipe or a device written into, if ``follow`` says so.
-            scores_digest: says of which scores of a run they are.
+            path: if ``follow`` is set, a link is followed, and a pipe or a device is written into.
+            scores_digest: identifies the scores of the run that the ranks are of.
         """
         write_ranks(
             path,
@@ -171,7 +171,7 @@ class Ranking:
         return Found(number, self.main.ranks_3B[:, at], other_3b, self.scores_B[at])
 
     def fill(self, ranks: Found) -> None:
-        """Take in what a piece has come to, wherever it was made."""
+        """Add the ranks of a piece, wherever they were made."""
         at, _ = self.task.groups.take(self._groups(ranks.number))
         self.main.ranks_3B[:, at], self.scores_B[at] = ranks.ranks_3b, ranks.scores_b
         if self.other is not None and ranks.other_3b is not None:
@@ -193,8 +193,9 @@ def evaluate(
 ) -> Evaluation:
     """Rank the answers of a split's triples on both sides.
 
-    A query that several triples share is encoded once. What cannot answer (``ranker.possible``) stays a
-    candidate and ranks last, also where a triple says that it does; such triples are counted. If the protocol
+    A query that several triples share is encoded once. An entity that cannot answer (``ranker.possible``)
+    stays a candidate and ranks last, even if a triple says that it does; such triples are counted. If the
+    protocol
     asks for it, the run's own graph is ranked once more as PyKEEN ranks. Where the work is shared
     (:mod:`kgmlm.core.processes`), each process asks some of the distinct queries, and all get the same
     evaluation.
@@ -241,7 +242,7 @@ def report_of(
 
     Args:
         ranker, retrieval, by_relation: those of the evaluation.
-        seconds, processes: how long how many have ranked.
+        seconds, processes: how long the ranking took, and how many processes did it.
     """
     ranker = ranker.allowing_self() if ranking.protocol.allow_self else ranker
     scope, protocol, task = ranking.scope, ranking.protocol, ranking.task

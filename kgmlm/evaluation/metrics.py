@@ -120,8 +120,8 @@ def half_interval(reciprocal_B: FloatArray) -> float:
     """Half of the 95 % interval of a mean reciprocal rank: 1.96 standard errors over triples.
 
     Args:
-        reciprocal_B: of both queries of each triple, all heads and then all tails. Of one query of each, the
-            means of pairs have the same standard error.
+        reciprocal_B: of both queries of each triple, all heads and then all tails. If each triple has only
+            one query, the means of pairs have the same standard error.
     """
     per_triple = reciprocal_B.reshape(2, -1).mean(0) if len(reciprocal_B) % 2 == 0 else reciprocal_B
     return float(1.96 * per_triple.std() / np.sqrt(len(per_triple)))
@@ -155,7 +155,7 @@ def summarize(ranks: Ranks, rank_type: RankType = "realistic") -> dict[str, floa
 
 
 def expected_hits(ranks: Ranks, negatives: int, k: int) -> float:
-    """Mean chance that the answer is among the best k of itself and so many random negatives.
+    """Mean chance that the answer is among the best k of itself and ``negatives`` random negatives.
 
     The closed form of NBFNet (Zhu et al., 2021): with f the share of all negatives that score at least as
     high (pessimistic), ``sum over i < k of C(negatives, i) f^i (1 - f)^(negatives - i)``.
@@ -314,7 +314,7 @@ def _bootstrap(
 
 KEY = ["head", "relation", "tail", "target"]
 COLUMNS = [*KEY, "optimistic", "pessimistic", "candidates"]
-SCORES_DIGEST = b"kgmlm.made_by"  # where a file notes which scores of its run it is of
+SCORES_DIGEST = b"kgmlm.made_by"  # metadata key: which scores of its run a file is of
 
 
 def write_ranks(
@@ -333,7 +333,7 @@ def write_ranks(
     Args:
         triples: (n, 3) ids; row i of the ranks belongs to triple ``i % n``.
         scores_B: the answers' scores.
-        scores_digest: says of which scores of a run they are.
+        scores_digest: identifies the scores of the run that the ranks are of.
         follow: follow a link, and write into a pipe or a device.
     """
     labels = graph.labels(np.tile(triples, (len(tail_B) // len(triples), 1)))
@@ -422,7 +422,7 @@ def _fits(column: pd.Series[Any], *, number: bool) -> bool:
 
 
 def scores_digest(path: Path) -> str:
-    """Read from a file of ranks which weights of its run they are of; empty where that is not noted.
+    """The digest of the weights that a file of ranks was made with; empty if it does not say.
 
     Raises:
         DataError: when it is no Parquet file.

@@ -67,8 +67,8 @@ def to_pykeen_model(predictor: Predictor, *, allow_self: bool = True) -> Model:
 
     Args:
         allow_self: True gives the plain scores, so that PyKEEN's evaluator reports what reports of kgmlm
-            call "as PyKEEN". False ranks last what cannot answer, as kgmlm does itself: a query's own entity,
-            where no training triple of the relation links an entity to itself.
+            call "as PyKEEN". False ranks entities that cannot answer last, as kgmlm does: a query's own
+            entity, if no training triple of the relation links an entity to itself.
 
     Use it with ``to_factory(predictor.graph, "train")`` as the triples factory, whose ids are the run's.
     """

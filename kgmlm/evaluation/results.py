@@ -56,7 +56,7 @@ def breakdown(
 ) -> dict[str, Any]:
     """Metrics by which position of the triple is unseen, which role in the query, and which half-link.
 
-    Half-links are the query's entity or the answer, with the relation and on their side of it.
+    A half-link is the query's entity or the answer, together with the relation and its side of it.
 
     Args:
         half_links_T2: whether training has (head, relation) and (relation, tail).

@@ -60,7 +60,7 @@ class Scope:
 
     @classmethod
     def of(cls, graph: KnowledgeGraph, earlier: Sequence[KnowledgeGraph] = ()) -> Scope:
-        """The graph that the model was trained on; what ``earlier`` graphs have was seen, too."""
+        """The graph that the model was trained on; entities of ``earlier`` graphs count as seen, too."""
         seen_N = graph.seen_N | _seen(graph.entities, earlier) if earlier else graph.seen_N
         return cls(graph, seen_N, np.ones(len(graph.entities), np.bool_), earlier=earlier)
 
@@ -122,9 +122,7 @@ class Scope:
         return cls(graph, seen_N, own_N, other=True, earlier=(trained, *earlier))
 
     def known(self, triples: IntArray, split: str) -> int:
-        """Return how many of some triples of the graph a split of the graphs has that the model was trained
-        on.
-        """
+        """Return how many of these triples are in a split of the graphs that the model was trained on."""
         return int(self._held(triples, split, WHOLE).sum())
 
     def half_links(self, triples: IntArray) -> BoolArray:
@@ -179,8 +177,8 @@ def _seen(entities: EntityTable, graphs: Sequence[KnowledgeGraph]) -> BoolArray:
 def held(
     triples: pa.Table, graphs: Sequence[KnowledgeGraph], split: str, columns: tuple[int, ...] = WHOLE
 ) -> BoolArray:
-    """Return which of some triples, given by labels, a split of one of the graphs has, by some of their
-    columns.
+    """Return which of these triples, given by labels, agree in some columns with a triple in a split of
+    one of the graphs.
     """
     held_T = np.zeros(len(triples), np.bool_)
     for graph in (g for g in graphs if split in g.splits):
@@ -200,8 +198,8 @@ def held(
 
 
 def _has(graph: KnowledgeGraph, split: str, triples: IntArray, columns: tuple[int, ...] = WHOLE) -> BoolArray:
-    """Return which of some triples a split of a graph has, by some of their columns, the relation among
-    these.
+    """Return which of these triples agree in some columns, including the relation, with a triple in a
+    split of a graph.
     """
     count, every = len(graph.entities), graph.splits[split]
     ends = [column for column in columns if column != 1]
@@ -222,7 +220,7 @@ class Part(NamedTuple):
 
     Attributes:
         at: which queries.
-        group: which of the distinct queries that are scored each is.
+        group: the place of each among the distinct queries that are scored.
         answers: the column of each one's answer among what is scored.
         known: known answers as (position in ``at``, column) pairs.
     """
@@ -327,14 +325,14 @@ class RankingTask:
         return world.share(self.groups.sizes)
 
     def view(self) -> View:
-        """An empty view, in which ranks among the candidates come in."""
+        """An empty view, to be filled with ranks among the candidates."""
         if self.columns is None:
             return View.of(self.member_N, self.triples, sides=self.sides)
         everyone, count = np.arange(len(self.columns)), len(self.queries)
         return View(everyone, everyone, np.ones(count, np.bool_), np.zeros((3, count), np.int64))
 
     def parts(self, rows: IntArray) -> Iterator[Part]:
-        """The queries of some distinct ones, some at a time: a hub may be asked about in thousands."""
+        """The queries of some distinct ones, in parts: a distinct query of a hub may stand for thousands."""
         every, group = self.groups.take(rows)
         most = max(1, MAX_SCORES // self.width)
         for start in range(0, len(every), most):
@@ -372,9 +370,7 @@ class View:
     def of(
         cls, member_N: BoolArray, triples: IntArray, among_T: BoolArray | None = None, sides: int = 2
     ) -> View:
-        """The scope of the graph that the model was trained on; entities of ``earlier`` graphs were seen,
-        too.
-        """
+        """An empty view of the candidates ``member_N``, and of the queries of triples that lie among them."""
         ids = np.flatnonzero(member_N)
         column_N = np.full(len(member_N), -1)
         column_N[ids] = np.arange(len(ids))
@@ -407,7 +403,7 @@ class View:
 
 
 def _kept_by_pykeen(graph: KnowledgeGraph, triples: IntArray) -> BoolArray:
-    """Return which triples PyKEEN evaluates, were all their entities trained: each once, of trained
+    """Return which triples PyKEEN would evaluate if all their entities were trained: each once, with trained
     relations.
     """
     kept_T = np.zeros(len(triples), np.bool_)
@@ -422,7 +418,7 @@ class _Drawn(View):
 
     Attributes:
         own_B: the entity of each query.
-        first_B: of each query the first that has the same answer: triples that are there twice have the same
+        first_B: for each query, the first one with the same answer, so that duplicate triples get the same
             negatives.
         protocol: says how many negatives, how they are drawn, and by which seed.
     """

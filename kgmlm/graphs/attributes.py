@@ -94,7 +94,7 @@ def described(entities: EntityTable, attributes: Mapping[str, list[tuple[str, st
     """
     rows = [(row, of) for label, of in attributes.items() if (row := entities.find(label)) is not None]
     if attributes and not rows:
-        raise DataError(f"no entity has the label '{next(iter(attributes))}', nor any other with attributes")
+        raise DataError(f"no entity has the label '{next(iter(attributes))}' or any other with attributes")
     table = entities.table
     at = table.column_names.index("description")
     old = table.column("description")

@@ -35,7 +35,7 @@ class _Strict(BaseModel):
 class Source(_Strict):
     """One file: at an address, or inside an installed package (``path`` is then relative to it).
 
-    Without a ``sha256`` nobody knows one, and the file is taken unverified.
+    Without a ``sha256``, none is known, and the file is used unverified.
     """
 
     path: str
@@ -78,8 +78,8 @@ class Card(_Strict):
     ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
     A card without splits describes an ordinary dataset folder: the one that it lies in. The page of
     `kgmlm serve` proposes ``example``, a query by labels or names, and the new entities of ``what_if``. A
-    ``large`` one is fetched by its own name alone, not with all others. ``validation`` says what the
-    validation triples were drawn by, where kgmlm has drawn them.
+    ``large`` one is fetched only by its own name, not with all others. ``validation`` says how the
+    validation triples were drawn, if kgmlm drew them.
     """
 
     name: str
@@ -124,9 +124,7 @@ def read_card(name: str) -> Card:
 
 
 def find_card(dataset: str | Path) -> Card | None:
-    """The card of a built-in dataset or of a folder, if there is one; a ``Path`` is a folder where there is
-    one.
-    """
+    """The card of a built-in dataset or a folder, if it has one; a ``Path`` is a folder if that exists."""
     folder = Path(dataset)
     if str(dataset) in card_names() and not (isinstance(dataset, Path) and folder.is_dir()):
         return read_card(str(dataset))
@@ -183,7 +181,7 @@ def fetch(source: Source, *, download: bool = True, progress: Any = True) -> Pat
         progress: whether to show a bar, or one of your own, as ``pooch`` takes it.
 
     Raises:
-        DataError: when it is nowhere to be had, or its checksum is wrong.
+        DataError: when it cannot be found anywhere, or its checksum is wrong.
     """
     if source.package:
         spec = find_spec(source.package)  # finds the folder without importing the package
@@ -235,7 +233,7 @@ def downloaded(address: str, watch: Watcher) -> Path:
     path = cache_folder() / "imports" / sha256(address.encode()).hexdigest()[:12] / name
     if path.is_file():
         day = date.fromtimestamp(path.stat().st_mtime)
-        watch.tell(f"{address}: the copy of {day} in {path}; without it, it is fetched again")
+        watch.tell(f"{address}: using the copy of {day} in {path}; delete it to fetch the file again")
         return path
     watch.tell(f"fetching {address}")
     pooch.get_logger().setLevel("WARNING")
@@ -283,7 +281,7 @@ class Sources:
         """Match a regular expression against each line of the text file of a role, block by block.
 
         Args:
-            kinds: name of each column to the expression of what is in it, in order, with tabs between.
+            kinds: name of each column to the expression for its cells, in order; tabs separate the columns.
         """
         import pyarrow.compute as pc
         import pyarrow.csv as csv

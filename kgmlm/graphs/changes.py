@@ -34,13 +34,13 @@ class Change:
     """A graph after a change, and what has changed.
 
     Attributes:
-        graph: afterwards; what was there before has the ids that it had.
+        graph: the graph afterwards; what was there before keeps its ids.
         entities, relations: how many are new.
         added, removed: training triples ``(n, 3)``, each once.
-        known: how many of the triples that were given training had already.
-        missing: how many of the triples to remove training did not have.
-        moved: by split, how many of its triples it has no more, since training has them or they are false.
-        false: how many negatives training has more.
+        known: how many of the given triples were in training already.
+        missing: how many of the triples to remove were not in training.
+        moved: by split, how many triples it lost because training now has them or they are false.
+        false: how many negatives training gained.
         alike: new labels that are nearly alike to others, each with the known (or earlier new) one.
         restored: how many triples are back where they were before a judgment.
     """
@@ -88,15 +88,15 @@ def changed(
 ) -> Change:
     """Add triples and entities to a graph, and remove triples.
 
-    An end of a triple is the label of an entity, else exactly the name that one was given. What is neither
-    is a new entity, or a new relation, that is called by its label, as words. A triple of validation or test
-    that is added to training leaves its split, since an answer in training is none that has to be found. A
-    triple that is false leaves its split, and is a negative of training from then on.
+    An end of a triple is the label of an entity or, failing that, exactly the name that one was given.
+    Anything else becomes a new entity, or a new relation, named by its label, as words. A triple of
+    validation or test that is added to training leaves its split, since an answer in training need not be
+    found. A triple that is false leaves its split, and is a negative of training from then on.
 
     Args:
         triples, remove, false: by labels or names; ``triples`` may say which of them are false.
         entities: new ones, with their texts.
-        match_names: take names that are nearly alike for the same.
+        match_names: treat names that are nearly alike as the same.
         restore: where triples, by label, were before they were judged: they go back there.
 
     Raises:
@@ -255,12 +255,12 @@ def _resolved(
 
 
 class _Numbered(dict[str, int]):
-    """Labels and names to ids; what nobody knows is new, and gets the next one.
+    """Labels and names to ids; an unknown one is new, and gets the next id.
 
     Args:
-        find: the id of what is known; None of what is not.
+        find: returns the id of a known label or name, else None.
         count: how many are known.
-        match_names: new labels that are nearly alike are one.
+        match_names: treat new labels that are nearly alike as one.
 
     Attributes:
         new: the labels of what is new, in order, each with its id.

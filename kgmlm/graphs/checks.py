@@ -71,7 +71,7 @@ class _Pairs:
         return heads * self.entities + tails
 
     def held(self, heads: IntArray, tails: IntArray) -> tuple[IntArray, IntArray]:
-        """Return how many training relations each of some pairs has, and from where on in ``relation_T``."""
+        """Return how many training relations each pair has, and where they begin in ``relation_T``."""
         if not len(self.pairs_P):
             return np.zeros_like(heads), np.zeros_like(heads)
         wanted = self.of(heads, tails)
@@ -90,9 +90,9 @@ class _Pairs:
         return mask_at
 
     def shared(self, *, inverse: bool) -> tuple[IntArray, IntArray, IntArray]:
-        """Relations ``r <= s``, and how many (head, tail) pairs of r are pairs of s (inverse: turned).
+        """Relations ``r <= s``, and how many (head, tail) pairs of r are pairs of s (inverse: swapped).
 
-        For the same relation only pairs that are turned count.
+        For a relation and itself, only swapped pairs count.
         """
         heads, tails = (self.tail_T, self.head_T) if inverse else (self.head_T, self.tail_T)
         counts, first = self.held(heads, tails)
@@ -273,7 +273,7 @@ def odd_columns(graph: KnowledgeGraph) -> str:
     if not order:
         return ""
     return (
-        f"there are {len(relations):,} relations of {entities:,} entities: are the columns of the triples "
+        f"there are {len(relations):,} relations for {entities:,} entities: are the columns of the triples "
         f"{order}? They must be head, relation, tail"
     )
 
@@ -283,7 +283,7 @@ def _unread(name: str, remedy: str) -> str:
 
 
 def _named_by_iri(graph: KnowledgeGraph) -> int:
-    """Count the entities whose name is the end of their IRI, as where no text has named them."""
+    """Count the entities whose name is the end of their IRI, as for those without a name of their own."""
     labels, names = (graph.entities.table.column(column) for column in ("label", "name"))
     iris = pc.match_substring(labels, "://")
     count = 0

@@ -63,7 +63,7 @@ def _indexed(sources: Sources, role: str) -> dict[str, str]:
 
 
 class GlossChooser:
-    """Choose an entity's own among several joined glosses.
+    """Choose an entity's own gloss among several joined ones.
 
     Residuals of different parts of speech clash, so 232 glosses of the WN18RR texts are several in a row.
     Two cues decide: an example sentence that uses the lemma, then how much likelier the gloss's first
@@ -239,20 +239,20 @@ def read_labeled(
 
 
 def _check_quotes(path: Path, table: pa.Table) -> None:
-    """Refuse TSV whose every label stands in quotes, which TSV has not: they would be part of the labels."""
+    """Refuse TSV whose labels are all quoted: TSV has no quoting, so quotes would be part of the labels."""
     for end in ENDS:
         labels = table.column(end).combine_chunks()
         labels = labels.dictionary if isinstance(labels, pa.DictionaryArray) else labels
         quoted = pc.and_(pc.starts_with(labels, '"'), pc.ends_with(labels, '"'))
         if not pc.all(quoted).as_py():
             return
-    raise DataError(f"{path}: all fields are in quotes, which TSV has not; save it without quotes, or as CSV")
+    raise DataError(f"{path}: all fields are in quotes, but TSV has no quoting; save it unquoted, or as CSV")
 
 
 def _check_headers(paths: Mapping[str, Path], graph: KnowledgeGraph, skip_header: bool) -> None:
     """Refuse a first line that is a header in words of its own.
 
-    That is a line whose three labels occur nowhere else in the graph, in a file where no other line is so.
+    That is a line whose three labels occur nowhere else in the graph, in a file with no other such line.
     Labels that ``entities`` or ``relations`` list are known.
     """
     if skip_header:
@@ -326,7 +326,7 @@ def unread(folder: Path, paths: Mapping[str, Path]) -> dict[str, str]:
     """Files beside those that were read, and columns of their texts, that :func:`read_folder` does not read.
 
     Returns:
-        Name to what to do with it; empty where nobody knows.
+        Each name, with what to do about it; empty if unknown.
     """
     left: dict[str, str] = {}
     for name in data_beside(folder, paths.values()):
@@ -408,7 +408,7 @@ def read_dated(
         columns = table.columns.select(ENDS)
         date_n = np.zeros(0, "M8[s]") if dates is None else _dates(table, file, dates)
         if true is not None and split == FACTS:
-            raise DataError(f"{file} has labels of truth; they belong into {train.name}")
+            raise DataError(f"{file} has labels of truth; they belong in {train.name}")
         if true is not None and not true.all():
             negatives[split] = columns.filter(pa.array(~true))
             columns = columns.filter(pa.array(true))

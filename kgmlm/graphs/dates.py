@@ -87,7 +87,7 @@ def given_period(text: str, option: str) -> Period:
 
 
 def dates_of(texts: pa.ChunkedArray, where: str, first: int = 1) -> Dates:
-    """When each triple was made, by the texts of its column of dates; what is empty nobody knows.
+    """When each triple was made, from the texts of its column of dates; empty ones are unknown.
 
     Args:
         where: how an error names the place of a text, before its number.

@@ -55,7 +55,7 @@ def tidy(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """A text by which names are looked up: whatever the case, the Unicode form (NFKC), blanks, underscores.
+    """The form in which names are looked up, regardless of case, Unicode form (NFKC), blanks and underscores.
 
     >>> folded(" Zu\u0308rich_West") == folded("z\u00fcrich west")
     True
@@ -67,7 +67,7 @@ def folded(text: str) -> str:
 
 
 def by_python(results: pa.Array, texts: pa.Array, odd: pa.Array, change: Callable[[str], str]) -> pa.Array:
-    """``found``, but for the odd ones of some texts, which a function of Python's changes."""
+    """``results``, with those of the odd texts replaced by what a Python function makes of the texts."""
     chosen = texts.filter(odd)
     if not len(chosen):
         return results
@@ -183,7 +183,7 @@ class EntityTable:
         ``types`` and ``aliases``, if there are any.
 
         Args:
-            check: see that labels do not repeat; False where they are known not to.
+            check: check that labels do not repeat; False if they are known to be distinct.
 
         Raises:
             DataError: when labels repeat.
@@ -254,7 +254,7 @@ class EntityTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that there are, in order."""
+        """The columns that the table has, in order."""
         return tuple(self.table.column_names)
 
     @cached_property
@@ -310,7 +310,7 @@ def _utf8(text: pa.Scalar) -> bytes:
 
 
 def text_array(texts: Sequence[str]) -> pa.LargeStringArray:
-    """Texts for Arrow, which imports pandas to make an array of Python's objects."""
+    """An Arrow array of texts; Arrow itself would import pandas to make one from Python objects."""
     encoded = [text.encode(errors="surrogatepass") for text in texts]
     ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))

@@ -120,8 +120,8 @@ class KnowledgeGraph:
                 descriptions.
 
         Raises:
-            DataError: without training triples, or where a text is none.
-            QueryError: naming the first triple that is none.
+            DataError: without training triples, or when a text is not a string.
+            QueryError: naming the first that is not a triple.
 
         Example:
             >>> triples = [("france", "capital", "paris"), ("spain", "capital", "madrid")]
@@ -402,9 +402,7 @@ class ContextGraph:
         ]
 
     def ordered_edges(self, entity: int) -> OrderedEdges:
-        """An entity's triples in the order of texts: neighbors of few triples before hubs; equal ones by
-        text.
-        """
+        """An entity's triples in the order of texts: neighbors with few triples before hubs, ties by text."""
         known = self._hubs.get(entity)
         if known is not None:
             return known
@@ -548,7 +546,7 @@ def _numbered(columns: Sequence[pa.ChunkedArray]) -> tuple[pa.Array, list[IntArr
     every = coded.chunk(0).dictionary
     if max(len(every), pc.sum(pc.binary_length(every)).as_py() or 0) > MAX_ENTITIES:
         raise _too_large()
-    used = np.zeros(len(every), np.bool_)  # what was sliced away has left its labels
+    used = np.zeros(len(every), np.bool_)  # rows that were sliced away leave their labels behind
     for chunk in coded.chunks:
         used[chunk.indices.to_numpy()] = True
     kept = np.flatnonzero(used)

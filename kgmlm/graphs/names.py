@@ -65,8 +65,8 @@ class Resolver:
         return [_folded_column(column) for column in columns]
 
     def _named(self, text: str) -> list[int]:
-        """The entities of a name: those that have it letter by letter, else whatever the case and form, else
-        those that have it as an alias.
+        """The entities with a name: exact matches, else those regardless of case and form, else those that
+        have it as an alias.
         """
         self._asked += 1
         if len(self.graph.entities) < LARGE and self._asked > FEW_NAMES:
@@ -142,11 +142,11 @@ class Resolver:
 
 
 class ExactResolver:
-    """Labels and names to ids, letter by letter: for what changes a graph.
+    """Labels and names to ids by exact match, for changes to a graph.
 
-    A text is known as the label of an entity, else as a name or surface that one was given. Names that were
-    made of labels do not count: of ``n_1`` and ``n 1`` a graph may have both. What is not known may be
-    *nearly alike*: it has the label, name or alias of an entity but for case, Unicode form, blanks and
+    A text is known if it is the label of an entity or else a name or surface that one was given. Names made
+    from labels do not count: a graph may have both ``n_1`` and ``n 1``. An unknown text may be *nearly
+    alike*: it equals the label, name or alias of an entity except for case, Unicode form, blanks and
     underscores.
 
     Args:
@@ -363,7 +363,7 @@ def read_queries(path: Path, resolver: Resolver) -> list[Query]:
 
     Raises:
         DataError: when the file is no such table.
-        QueryError: when a line asks for nothing that there is.
+        QueryError: when a line cannot be resolved to a query.
     """
 
     def check(header: Sequence[str]) -> None:

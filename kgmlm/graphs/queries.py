@@ -98,7 +98,7 @@ def both_sides(triples: IntArray) -> tuple[Queries, IntArray]:
     return queries, np.concatenate([h, t])
 
 
-_WIDEST = 2**63  # what integers of 64 bits are below
+_WIDEST = 2**63  # signed 64-bit integers are below this
 _SCANNED = 16  # queries whose answers are looked for without sorting all triples
 _LINKED = 4096  # where triples are kept by entity
 
@@ -125,7 +125,7 @@ class GroupedAnswers:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Queries that are equal, together: those of group g are ``members[offsets[g]:offsets[g + 1]]``.
+    """Groups of equal queries: those of group g are ``members[offsets[g]:offsets[g + 1]]``.
 
     Attributes:
         first: a query of each group.
@@ -165,7 +165,7 @@ class Links:
         offsets: one more than there are entities with triples.
         rows: (relation, whether the other entity is the tail, the other entity); each triple twice, once per
             entity, duplicates left out.
-        of: the triples; links are of no others.
+        of: the triples that the links were made from.
     """
 
     offsets: IntArray
@@ -174,9 +174,9 @@ class Links:
 
     @classmethod
     def made(cls, triples: IntArray, entities: int) -> Links:
-        """Link triples ``(n, 3)`` to so many entities.
+        """Link triples ``(n, 3)`` to their entities, ``entities`` in number.
 
-        Those that an entity is the tail of come first, then those that it is the head of, both sorted.
+        Triples that have an entity as tail come first, then those that have it as head, both sorted.
         """
         distinct = distinct_triples(triples)
         h, r, t = distinct.T
@@ -228,7 +228,7 @@ def triple_keys(triples: IntArray, entities: int, relations: int) -> IntArray:
 
 
 def parts_of_pairs(heads: IntArray, tails: IntArray, parts: int = 2) -> IntArray:
-    """The part, of so many, that each unordered pair of entities is dealt to, as good as at random.
+    """The part, out of ``parts``, that each unordered pair of entities falls into, as if at random.
 
     What is fitted to one part of the validation triples is measured on the others. Both questions of a
     triple, and all triples of a pair, are in one part, so that nothing learned of a pair is measured on it.
@@ -279,7 +279,7 @@ def _packed(triples: IntArray) -> tuple[IntArray, int, int] | None:
 
 
 def repeated(triples: IntArray) -> int:
-    """Return how many triples are there again: each counts once in training and in splitting."""
+    """Return how many triples are duplicates: each counts once in training and in splitting."""
     packed = _packed(triples.reshape(-1, 3))
     return len(triples) - len(distinct_triples(triples) if packed is None else packed[0])
 
@@ -302,7 +302,7 @@ def answered(parts: Sequence[IntArray], entities: int) -> tuple[IntArray, Groupe
     """The distinct queries of triples, as sorted keys of a :class:`FilterIndex`, and the answers of each,
     sorted, each once.
 
-    Of large graphs little more is held at any time than is returned.
+    For large graphs, little more than the result is in memory at any time.
 
     Args:
         parts: triples ``(n, 3)``, one part below the other, whose ids are below ``entities``.
@@ -409,7 +409,7 @@ class FilterIndex:
         return rows, np.concatenate([np.zeros(0, np.int64), *parts])
 
 
-_HUB = 4096  # answers of a query from which on its candidates are looked up among them, not they among those
+_HUB = 4096  # with more answers than this, candidates are looked up among the answers, not vice versa
 
 
 class Columns:

@@ -104,7 +104,7 @@ FITTED = 60  # triples that weights and probabilities should be fitted to
 def held_out_share(triples: int) -> float | None:
     """The share of training triples that is held out for validation; None is a tenth.
 
-    Where a tenth is less than :data:`FITTED`, so many are, but no more than a quarter.
+    If a tenth is less than :data:`FITTED`, that many are held out, but no more than a quarter.
 
     >>> held_out_share(300), held_out_share(100), held_out_share(600)
     (0.2, 0.25, None)
@@ -113,7 +113,7 @@ def held_out_share(triples: int) -> float | None:
 
 
 def _dealt(count: int, sizes: Sequence[int]) -> list[int]:
-    """Deal fewer triples than were asked for in the ratio of what was; each split gets one at least.
+    """Divide fewer triples than were asked for in the ratio asked for; each split gets at least one.
 
     >>> _dealt(39, [100, 100]), _dealt(10, [300, 100]), _dealt(2, [1000, 1])
     ([20, 19], [8, 2], [1, 1])
@@ -138,11 +138,11 @@ def lacking(graph: KnowledgeGraph, split: str) -> list[str]:
 def split_notes(
     graph: KnowledgeGraph, made: Sequence[str], shares: Mapping[str, float | None]
 ) -> Sequence[str]:
-    """Say what splits that were made lack: triples, where fewer could leave training, and relations.
+    """Say what new splits lack: triples, if fewer could leave training, and relations.
 
     Args:
-        shares: of the distinct triples that were asked for each split; None is a tenth; empty where no share
-            of the triples was.
+        shares: of the distinct triples, as asked for each split; None is a tenth; empty if no share of the
+            triples was asked for.
     """
     notes = []
     made = [name for name in made if name != "train"]
@@ -214,7 +214,7 @@ def _withdrawn(triples: IntArray, relations: int, seed: int) -> Iterator[tuple[i
         for entity, other in {(h, t), (t, h)}:
             touching[entity].add(i)
             neighbors[entity][other] += 1
-    # Removal only lowers the counts that forbid it, so who is refused once is refused for good: one pass.
+    # Removal only lowers the counts that forbid it, so one refused once is refused for good: one pass.
     for entity in np.random.default_rng(seed).permutation(sorted(touching)).tolist():
         removed = np.bincount(triples[list(touching[entity]), 1], minlength=len(left))
         others = [n for n in neighbors[entity] if n != entity]
@@ -265,7 +265,7 @@ class DatedTriples(NamedTuple):
         known = self.dates[~np.isnat(self.dates)]
         moments, counts = np.unique(known, return_counts=True)
         if len(moments) < 2:
-            raise DataError("the newest triples cannot be told: there are fewer than two dates")
+            raise DataError("the newest triples cannot be determined: there are fewer than two dates")
         from_on = counts[::-1].cumsum()[::-1][1:]  # triples from each moment on, but the first
         cut = moments[1:][np.argmin(np.abs(from_on - share * len(known)))]
         newest: BoolArray = self.dates >= cut  # never of what has no date
@@ -334,7 +334,7 @@ def split_dated(
 
 
 def _range(dates: Dates) -> str:
-    """Say what times the dates are of."""
+    """Say what period the dates cover."""
     known = dates[~np.isnat(dates)]
     return f": they are of {day(known.min())} to {day(known.max())}" if len(known) else ": none has a date"
 

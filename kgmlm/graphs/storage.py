@@ -35,7 +35,7 @@ TRIPLE_COLUMN, SPLIT_COUNTS = (
 )  # the column of triples; where their file says how many each split has
 LINKS, OFFSETS, LINK = "links", "link_offsets", "link"  # triples by entity, where there are many
 LINKED = 1_000_000  # training triples from which on sorting them takes seconds
-THOROUGH = 2**28  # bytes of a file up to which it is looked through when it is opened
+THOROUGH = 2**28  # files of up to so many bytes are validated in full when opened
 _TRIPLE, _LINK = pa.list_(pa.int64(), 3), pa.list_(pa.int32(), 3)
 
 
@@ -153,7 +153,7 @@ def _lists(path: Path, column: pa.ChunkedArray, kind: pa.DataType) -> Any:
 
 
 def _table(folder: Path, stem: str) -> tuple[Path, pa.Table, bool]:
-    """A table by its name, where it is, and whether it was looked through."""
+    """A table by its name: its path, the table, and whether it was validated in full."""
     path = folder / f"{stem}.arrow"
     packed = folder / f"{stem}.parquet"
     if not path.is_file() and not packed.is_file():
@@ -262,9 +262,9 @@ ASKING = Peak(1.3 * GIB, 1.4)  # without pages of mapped files, which the system
 
 
 def check_dataset(dataset: Dataset, peak: Peak, tell: Callable[[str], None]) -> None:
-    """See, before a dataset is read, that there is memory for it and for what is done with it.
+    """Check, before a dataset is read, that there is memory for it and for the work on it.
 
-    Of what is in memory nothing is said.
+    Nothing is said about a dataset that is in memory already.
 
     Raises:
         DataError: when the machine, or its control group, can never give as much.
@@ -315,7 +315,7 @@ def _text_in(path: Path) -> int:
 
 
 def _check(what: str, always: float, own: float, tell: Callable[[str], None]) -> None:
-    """Refuse what cannot fit, and say what may not; of what is small for any machine nothing is said."""
+    """Refuse what cannot fit, and warn about what may not; say nothing about what fits any machine."""
     available, needed = memory(), always + own
     if own < SMALL or available is None or needed <= available.free:
         return

@@ -33,7 +33,7 @@ class Versions(NamedTuple):
         graph: entities and relations of both, with the texts of the older one where it has them; its
             training triples are those of the older version, its test triples those that the newer one adds.
         removed: distinct triples ``(n, 3)`` that the newer version lacks; they stay in training.
-        renamed: names with one label in each version, both of which the other one lacks.
+        renamed: names with one label in each version, each of which the other version lacks.
     """
 
     graph: KnowledgeGraph

@@ -39,7 +39,7 @@ class NodeFiles(NamedTuple):
     Attributes:
         paths: files with a header.
         columns: of labels, names, types, descriptions and aliases, in this order; an empty name is a column
-            that there is not, and none at all are found by their names.
+            that the table lacks, and if none are given, they are found by their names.
     """
 
     paths: Sequence[Path]
@@ -66,7 +66,7 @@ class EdgeFiles(NamedTuple):
 
 class Edges(NamedTuple):
     """Triples as columns ``head``, ``relation`` and ``tail``, texts, counts of what is left out, and counts
-    of what else is worth a line.
+    of what else is worth reporting.
     """
 
     triples: list[pa.Table]
@@ -96,7 +96,7 @@ class Edges(NamedTuple):
         return tidied
 
     def name(self, labels: pa.ChunkedArray, texts: pa.ChunkedArray, into: dict[str, str]) -> None:
-        """Take the texts of labels; of several of a label the first one counts."""
+        """Add the texts of labels; if a label has several, the first one counts."""
         for label, text in zip(labels.to_pylist(), texts.to_pylist(), strict=True):
             if label and text:
                 into.setdefault(label, text)
@@ -163,7 +163,7 @@ def _check_columns(path: Path, header: Sequence[str], columns: Sequence[str] | N
 
 
 def _numbered(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    """A table whose columns are called by their numbers, where these are wanted."""
+    """A table with its columns renamed to their numbers, if columns are asked for by number."""
     if columns is None or not all(column.isdecimal() for column in columns):
         return table
     return table.rename_columns([str(i) for i in range(1, len(table.column_names) + 1)])
@@ -293,8 +293,8 @@ def _text(
     """The rows of a text file.
 
     Lines before the header (or, where columns are numbers, before the first row) that begin with ``#`` are
-    comments, and so is Excel's ``sep=;``. Cells may be in quotes as CSV has them, of a file with tabs only
-    if all names of its columns are.
+    comments, and so is Excel's ``sep=;``. Cells may be quoted as in CSV; in a file with tabs, only if all
+    its column names are quoted.
     """
     numbered = columns is not None and all(column.isdecimal() for column in columns)
     with unpacked(path, given.advance) as packed:
@@ -324,7 +324,7 @@ def _text(
             reading = arrow_csv.ReadOptions(use_threads=False, column_names=unique, block_size=len(block) + 1)
             try:
                 rows = arrow_csv.read_csv(pa.BufferReader(block), reading, parsing, converting)
-            except pa.ArrowInvalid as error:  # whose number of a row is that in its block
+            except pa.ArrowInvalid as error:  # it numbers rows within their block
                 why = re.sub("Row #[0-9]+: ", "", first_line(error))
                 if "UTF8" in why:
                     why = "it is not UTF-8; --encoding says what it is (of Windows often cp1252)"
@@ -343,7 +343,7 @@ def _named_errors(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _check_quotes(path: Path, rows: pa.Table, separator: str, columns: Sequence[str] | None) -> None:
-    """Refuse cells that have taken other rows into them: a quote that nothing closes begins them."""
+    """Refuse cells that contain other rows because their opening quote is never closed."""
     for name in columns or rows.column_names:
         several = rows[name].filter(pc.match_substring(rows[name], "\n"))
         for cell in several.to_pylist():
@@ -388,7 +388,7 @@ def _first_line(
 
 
 def _blocks(file: IO[bytes], quoted: bool, left: bytes = b"") -> Iterator[bytes]:
-    """The bytes of a file, whole rows at a time; of quoted cells a row may go on in the next line.
+    """The bytes of a file, whole rows at a time; with quoted cells, a row may continue on the next line.
 
     Args:
         left: the line before them.
@@ -607,8 +607,8 @@ def hetionet(given: EdgeFiles) -> Edges:
 def primekg(given: EdgeFiles) -> Edges:
     """PrimeKG's ``kg.csv``. It has each edge in both directions; the one that comes first is kept.
 
-    Labels are source and id, such as ``NCBI:9796``. A relation has the name that it is
-    displayed by, where that is one and no other relation's.
+    Labels are source and id, such as ``NCBI:9796``. A relation has its display name, if it has
+    only one and shares it with no other relation.
     """
     edges, seen = Edges.none(), set[tuple[str, str, str]]()
     sources = dict[str, set[str]]()

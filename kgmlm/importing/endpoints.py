@@ -1,6 +1,6 @@
 """SPARQL endpoints: all that a query finds, page by page, as files of N-Triples to import.
 
-Pages are kept beside the folder to be, so that an interrupted import goes on where it was.
+Pages are kept beside the output folder, so that an interrupted import resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kgmlm.core.errors import ConfigError, DataError, first_line
 ALL = "SELECT ?head ?relation ?tail WHERE { ?head ?relation ?tail }"
 PAGE, MIN_PAGE = 10_000, 100  # solutions of a page: at first, and after failures
 TRIES = 8  # of a page, half as large each time
-WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, which double, and at most
-SECONDS = 120  # that an endpoint may take for an answer
+WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before the second try, doubled for each further try; at most
+SECONDS = 120  # an endpoint may take this long to answer
 SHIFT = 3  # solutions by which two answers about blank nodes differ
 _AGAIN = (408, 429, 500, 502, 503, 504)  # answers after which it is asked again
 _SELECT = re.compile(
@@ -70,7 +70,7 @@ class SelectQuery(NamedTuple):
         return cls(match[1], match[2], (variables[0], variables[1], variables[2]))
 
     def page(self, size: int, offset: int) -> str:
-        """The query of a page; pages are in order, since no endpoint need have one by itself."""
+        """The query of a page; it sorts, since endpoints need not return results in a fixed order."""
         names = " ".join(f"?{name}" for name in self.variables)
         inner = f"SELECT {names} WHERE {{ {{ {self.select} }} }}"
         return f"{self.prologue} {inner} ORDER BY {names} LIMIT {size} OFFSET {offset}"
@@ -84,7 +84,7 @@ class SelectQuery(NamedTuple):
         )
 
     def counted(self) -> str:
-        """The query of how many solutions there are."""
+        """The query that counts the solutions."""
         return f"{self.prologue} SELECT (COUNT(*) AS ?solutions) WHERE {{ {{ {self.select} }} }}"
 
 
@@ -139,8 +139,8 @@ def fetch(
     A page that fails is asked for again, after a while and smaller.
 
     Args:
-        folder: of the files; what is there of the same query stays, and is gone on from.
-        advance: told (solutions that were fetched, all).
+        folder: of the files; results of the same query that it has already are kept and continued.
+        advance: called with (solutions that were fetched, all).
 
     Raises:
         ConfigError: when the query does not select three variables.
@@ -215,13 +215,11 @@ def _page(folder: Path, number: int) -> Path:
 
 
 def _going_on(state: _State) -> str:
-    return (
-        f"; the same command goes on from the {state.offset:,} triples that are there" if state.offset else ""
-    )
+    return f"; the same command resumes after {state.offset:,} fetched triples" if state.offset else ""
 
 
 def _kept(folder: Path, url: str, query: str) -> _State:
-    """The state of a folder; it is emptied of another query."""
+    """The state of a folder, which is emptied if it belongs to another query."""
     fresh = _State(url, query)
     try:
         state = _State(**files.parse_json((folder / _STATE).read_bytes()))

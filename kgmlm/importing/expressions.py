@@ -2,8 +2,8 @@
 
 ``A subClassOf [R some B]`` says that things of A have R to things of B: it is read as (A, R, B), and so are
 ``only``, ``value`` and cardinalities. An intersection is read as its members, a list as its items, and a
-union that A is equivalent to as subclasses of A. What a triple would not mean (other unions, complements,
-cardinalities of none, expressions in expressions) is left out.
+union that A is equivalent to as subclasses of A. What a triple cannot express (other unions, complements,
+cardinalities of zero, nested expressions) is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROPERTY, BOTH, EITHER = f"{OWL}onProperty", f"{OWL}intersectionOf", f"{OWL}unio
 FIRST, REST, NIL = f"{RDF}first", f"{RDF}rest", f"{RDF}nil"
 FILLERS = (
     *(f"{OWL}{name}" for name in ("someValuesFrom", "allValuesFrom", "hasValue", "onClass")),
-)  # what a restriction says that the property leads to
+)  # predicates from a restriction to what its property leads to
 PREDICATES = frozenset((PROPERTY, BOTH, EITHER, FIRST, REST, *FILLERS, f"{OWL}complementOf", f"{OWL}oneOf"))
 CLASSES = {SUBCLASS: SUBCLASS, EQUIVALENT: SUBCLASS, f"{RDF}type": f"{RDF}type"}
 OWN, NONE = -1, -2  # the relation of the triple itself; no node
@@ -57,8 +57,8 @@ class Expressions:
         return members
 
     def statements_of(self, node: int, deep: int = 0) -> list[tuple[int, int]]:
-        """Return what a class expression says of its class, as (relation, tail); :data:`OWN` is a class that
-        it is a part of.
+        """Return what a class expression says about its class, as (relation, tail); the relation :data:`OWN`
+        leads to a class that contains it.
         """
         nodes, relation = self.blank, self.of[PROPERTY].get(node)
         if relation is not None:
@@ -73,7 +73,7 @@ class Expressions:
         return statements
 
     def settle(self, nil: int | None, labels: Sequence[str]) -> set[int]:
-        """All is told; returns those of :meth:`nodes` that have a name: they are entities, too.
+        """Finish reading; return those of :meth:`nodes` that have a name: they are entities, too.
 
         Args:
             nil: the id of the end of lists, where there is one.
@@ -114,7 +114,7 @@ class Expressions:
                 head; None where there is none.
 
         Returns:
-            The triples, each once, and those that said nothing that a triple can say.
+            The triples, each once, and those whose tail says nothing that a triple can express.
         """
         if not self.blank:
             return triples, triples[:0]

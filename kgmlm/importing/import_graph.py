@@ -46,11 +46,11 @@ def import_graph(options: ImportOptions) -> Outcome:
 
     RDF is N-Triples, N-Quads, Turtle, TriG, N3, JSON-LD or RDF/XML. Labels are IRIs, or Wikidata's ids. Names
     are ``rdfs:label``, ``skos:prefLabel`` or ``schema:name``, descriptions ``schema:description`` or
-    ``rdfs:comment``, and those of further ones (:data:`~kgmlm.importing.vocabulary.TEXT_PREDICATES`), also
-    where a node has the text; an entity without a name is called by the last part of its IRI. Numbers and
-    dates are attributes, which descriptions tell. Restrictions of OWL and lists are read as triples
+    ``rdfs:comment``, or further predicates (:data:`~kgmlm.importing.vocabulary.TEXT_PREDICATES`), even if the
+    text is on a node of its own; an entity without a name is called by the last part of its IRI. Numbers and
+    dates are attributes, which descriptions include. Restrictions of OWL and lists are read as triples
     (:mod:`kgmlm.importing.expressions`). Other literals, entities that no triple has, statements about
-    statements and the names of graphs are left out, and triples that are there again count once.
+    statements and the names of graphs are left out, and duplicate triples count once.
     Texts are kept in memory, triples on disk.
 
     Returns:
@@ -95,7 +95,7 @@ def import_graph(options: ImportOptions) -> Outcome:
         format = "table"
     nodes = NodeFiles(_paths(options.nodes), tuple(x.strip() for x in _listed(options.node_columns)))
     if format not in EDGES and (nodes.paths or nodes.columns or encoding):
-        raise ConfigError("--nodes, --node-columns and --encoding are of tables: --columns names theirs")
+        raise ConfigError("--nodes, --node-columns and --encoding are for tables: --columns reads one")
     if nodes.columns and not nodes.paths:
         raise ConfigError("--node-columns are of a table of nodes: --nodes names it")
     drawn_seed = options.seed if options.split else None
@@ -190,7 +190,7 @@ def _folder(
 ) -> Outcome:
     """Make a dataset folder of a folder of another project."""
     if len(paths) != 1 or not paths[0].is_dir():
-        raise DataError(f"{paths[0]} is no folder, or not the only one: name the folder of a benchmark")
+        raise DataError(f"{paths[0]} is not a folder, or not the only one: name one folder of a benchmark")
     kind = layout or layout_of(paths[0])
     graph = read_layout(paths[0], kind, target.resolve().name, how)
     tell_unread(graph, watch.tell)

@@ -1,4 +1,4 @@
-"""A graph that is told statement by statement, written as a dataset folder.
+"""A graph that arrives statement by statement, written as a dataset folder.
 
 Triples go through the disk; only texts are in memory.
 
@@ -35,7 +35,7 @@ from kgmlm.importing.vocabulary import DENIED, RELATIONS, SIGNS, SKOS, Kind, Par
 TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
 SILENT, OF_BLANK, OLD = "expressions that no triple says", "triples of blank nodes", "of deprecated entities"
 LATEST = 99  # order of a text that is a node's value
-GIVEN = 1000  # by how much texts of predicates that were asked for go before those in other languages
+GIVEN = 1000  # how far texts of requested predicates rank ahead of those in other languages
 _HEADS = 1 << 16  # head ids of one part on disk
 _BUFFERED = 1 << 19  # triples in memory before they go to disk
 _ROWS = 1 << 16  # rows of a table that are strings at one time
@@ -89,9 +89,9 @@ def title_of(label: str, part: str = "") -> str:
 class NameParts:
     """The parts of IRIs that name something, by what the IRIs of a graph have in common.
 
-    The last part of a path names it, unless it is alone in its folder and one above has more IRIs directly in
-    it, or is called "resource" or "wiki": of
-    ``.../things/Rome``, ``.../things/Oslo`` and ``.../things/AC/DC`` the last is called "AC/DC".
+    The name is the last part of a path, unless it is alone in its folder and a folder above has more IRIs
+    directly in it, or is called "resource" or "wiki": in ``.../things/Rome``, ``.../things/Oslo`` and
+    ``.../things/AC/DC``, the name of the last is "AC/DC".
     """
 
     def __init__(self, labels: Iterable[str]) -> None:
@@ -159,11 +159,11 @@ class Texts:
         return 2 * len(self.languages) + (language == "") if language in ("mul", "") else None
 
     def add(self, entity: int, kind: Kind, value: str, language: str, order: int) -> bool:
-        """Keep a text, in single spaces, if it is the best so far; whether its language is wanted."""
+        """Keep a text, single-spaced, if it is the best so far; return whether its language is wanted."""
         rank = self.rank(language)
         if rank is None:
             return False
-        text = " ".join(value.encode(errors="replace").decode().split())  # JSON may hold halves of characters
+        text = " ".join(value.encode(errors="replace").decode().split())  # JSON may hold lone surrogates
         if not text:
             return True
         self.take(entity, kind, order, (rank, order, text))
@@ -249,7 +249,7 @@ class Importer:
         self.texts.add(self.ids.setdefault(subject, len(self.ids)), kind, value, language, order)
 
     def value(self, node: str, value: str, language: str) -> None:
-        """Keep the text of a node, by which it is named if it is no other's text."""
+        """Keep the text of a node, which becomes its name unless the node is a text of another one."""
         own = self.ids.setdefault(node, len(self.ids))
         if not self.texts.add(own, "name", value, language, LATEST):
             self.foreign.add(own)
@@ -331,7 +331,7 @@ class Importer:
         """All triples, each once, sorted; a part at a time.
 
         Args:
-            labels: where they are given, what is left out and what is there again is counted.
+            labels: if given, triples that are left out and duplicates are counted.
         """
         for part in sorted(self._parts.iterdir(), key=lambda path: int(path.name)):
             triples = np.fromfile(part, np.int64).reshape(-1, 3)
@@ -364,7 +364,7 @@ class Importer:
                 yield kept
 
     def _settle(self) -> list[str]:
-        """All is told: decide what nodes stand for; the labels by id."""
+        """After the last statement, decide what nodes stand for; return the labels by id."""
         ids = self.ids
         subclass, kind = (ids.setdefault(name, len(ids)) for name in (SUBCLASS, TYPE))
         labels = list(ids)
@@ -424,7 +424,7 @@ class Importer:
     # --- the folder
 
     def write(self, card_of: tuple[str, str]) -> dict[str, Any]:
-        """Write the dataset; what is in it and what was left out.
+        """Write the dataset; return what is in it and what was left out.
 
         Args:
             card_of: the name of the dataset, and a sentence on where it is from.

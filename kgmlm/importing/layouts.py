@@ -1,6 +1,6 @@
 """Folders of benchmarks as other projects lay them out, read as graphs.
 
-Each reader knows a project's names of files and what stands in them: splits, names and descriptions, types,
+Each reader knows a project's file names and what the files contain: splits, names and descriptions, types,
 and triples that are known to be false.
 """
 
@@ -125,7 +125,7 @@ def openke(folder: Path, how: How) -> Read:
             if not label or not index.strip().isdecimal():
                 raise DataError(f"{path}:{number}: '{line}' is not a label and its number")
             if int(index) in numbered:
-                raise DataError(f"{path}:{number}: the number {int(index)} stands there already")
+                raise DataError(f"{path}:{number}: the number {int(index)} is taken already")
             numbered[int(index)] = label
         return numbered
 
@@ -208,9 +208,9 @@ def codex(folder: Path, how: How) -> Read:
 
 
 def dgl_ke(folder: Path, how: How) -> Read:
-    """DGL-KE's: triples in ``train.txt`` (or ``.tsv``) and so on, of labels or of numbers, which
-    ``entities.dict`` and ``relations.dict`` (or ``.tsv``, or ``entity2id.txt``) tell; tabs, commas, ``;`` or
-    ``|`` between.
+    """DGL-KE's: triples in ``train.txt`` (or ``.tsv``) and so on, as labels or as numbers whose labels are in
+    ``entities.dict`` and ``relations.dict`` (or ``.tsv``, or ``entity2id.txt``); columns are separated by
+    tabs, commas, ``;`` or ``|``.
 
     Raises:
         DataError: naming the line that is not a triple of labels or numbers that are known.
@@ -264,7 +264,7 @@ def dgl_ke(folder: Path, how: How) -> Read:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a line, which tabs, ``|``, ``;`` or commas part, without quotes around them."""
+    """The cells of a line, separated by tabs, ``|``, ``;`` or commas, without quotes around them."""
     between = next((x for x in ("\t", "|", ";", ",") if x in line), "\t")
     return [cell.strip().strip('"') for cell in line.split(between)]
 

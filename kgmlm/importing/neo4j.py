@@ -118,15 +118,15 @@ def read_server(
     key: str | None = None,
     advance: Callable[[str, int, int], None] = lambda what, n, total: None,
 ) -> None:
-    """Tell all relationships of a database and the texts, numbers and labels of its nodes.
+    """Pass on all relationships of a database and the texts, numbers and labels of its nodes.
 
     A relationship is a triple, its type the relation. A node's labels are its types.
 
     Args:
-        told: is told what is read.
+        listener: receives what is read.
         wanted: which types of relationships are kept, and which further properties are texts.
         key: the property that is an entity's label; None takes the ids that Neo4j gives.
-        advance: told (what is read, how many more, all).
+        advance: called with (what is read, how many more, all).
 
     Raises:
         DataError: when the server does not answer, has no such relationships, or a node lacks the key or
@@ -247,8 +247,8 @@ def write_server(
 ) -> dict[str, int]:
     """Write new triples into a database as relationships with ``probability`` and ``source: "kgmlm"``.
 
-    Nothing else changes: no node is made, and relationships that are there already stay as they are, but for
-    those that an earlier call has written, whose probabilities become the new ones.
+    Nothing else changes: no node is made, and existing relationships stay as they are, except that those
+    written by an earlier call get their new probabilities.
 
     Args:
         rows: of ``head``, ``relation``, ``tail`` (labels) and ``probability``.
@@ -256,7 +256,7 @@ def write_server(
         advance: told how many more rows are done.
 
     Returns:
-        How many are ``written``, are ``known`` (there by another source), and ``without a node`` there.
+        How many were ``written``, were ``known`` (from another source), or are ``without a node`` there.
 
     Raises:
         DataError: when the server does not answer, or refuses; what was written by then stays.

@@ -50,7 +50,7 @@ def read_new_entities(path: Path, graph: KnowledgeGraph, watch: Watcher) -> Enti
 
 
 def _is_rdf(path: Path) -> bool:
-    """True for a file whose name ends as those of RDF do."""
+    """Return whether a file has a suffix of RDF."""
     try:
         return format_of(path) != "wikidata"
     except DataError:
@@ -60,7 +60,7 @@ def _is_rdf(path: Path) -> bool:
 def _read_rdf(path: Path, languages: list[str], watch: Watcher) -> tuple[EntityTable, int]:
     """The entities of an RDF file with texts, and how many triples it has.
 
-    Where no name is in one of the languages, names are read in the language that has most.
+    If no name is in any of the languages, names are read in the most frequent language.
     """
     with tempfile.TemporaryDirectory() as folder:
         importer = Importer(Path(folder), languages)

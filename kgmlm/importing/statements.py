@@ -1,6 +1,6 @@
-"""RDF files and Wikidata's JSON dumps as streams of statements, told one by one.
+"""RDF files and Wikidata's JSON dumps as streams of statements, passed on one by one.
 
-Knows no ids and no folders: who listens (a :class:`Listener`) is told labels and texts.
+This module knows no ids and no folders: a :class:`Listener` gets labels and texts.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ SUFFIXES = {
 }
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
-# A text may be a node's, which has the literal by one of these.
+# A text may be a node, which has its literal by one of these predicates.
 VALUES = ("http://www.w3.org/1999/02/22-rdf-syntax-ns#value", "http://www.w3.org/2008/05/skos-xl#literalForm")
 _ISA = (f"{RDF}type", f"{RDFS}subClassOf")
 _CARDINALITIES = tuple(
     f"{OWL}{limit}" for limit in ("cardinality", "minCardinality", "maxCardinality", "qualifiedCardinality",
                                    "minQualifiedCardinality", "maxQualifiedCardinality")
 )  # fmt: skip
-# What stands for a statement has its parts by these.
+# A node that stands for a statement has its parts by these predicates.
 _PARTS_OF_STATEMENTS = (
     *(f"{OWL}annotated{part}" for part in ("Source", "Property", "Target")),
     *(f"{RDF}{part}" for part in ("subject", "predicate", "object")),
@@ -99,7 +99,7 @@ class Listener(Protocol):
         """A text of an entity or a relation; of several texts the one of the lowest order counts."""
 
     def value(self, node: str, value: str, language: str) -> None:
-        """A node has a text, which is that of those that it is a text of."""
+        """A node has a text, which counts for every entity that the node is a text of."""
 
     def text_node(self, subject: str, predicate: str, node: str) -> None:
         """A node is a text of an entity, if it turns out to have one."""
@@ -108,7 +108,7 @@ class Listener(Protocol):
         """An entity has a number or a date."""
 
     def none(self, node: str) -> None:
-        """A restriction is of none, or of none at least, so that it links nothing."""
+        """A restriction's cardinality is zero, or at least zero, so that it links nothing."""
 
     def deprecated(self, label: str) -> None:
         """An entity is no longer to be used."""
@@ -126,7 +126,7 @@ class Listener(Protocol):
         """A node stands for a triple, of which this is a part."""
 
     def reifier(self, label: str) -> None:
-        """An entity that stands for a statement about a triple: what is said of it is not of the graph."""
+        """An entity stands for a statement about a triple: what is said about it is not part of the graph."""
 
     def new_blank(self) -> str:
         """A label for a blank node that occurs first in its file."""
@@ -308,7 +308,7 @@ class Utf8(_Filter):
         try:
             return self.decoder.decode(data, not data).encode()
         except UnicodeDecodeError:
-            raise ValueError(f"it is not in {self.encoding}, as it says") from None
+            raise ValueError(f"it is not in {self.encoding}, although it says so") from None
 
 
 class _Tags(_Filter):
@@ -324,7 +324,7 @@ class _Tags(_Filter):
         return whole[:end]
 
 
-# What a file is that a parser did not understand, by how it begins; the sentence goes on behind "; ".
+# What a file that the parser did not understand seems to be, by its beginning; the text follows a "; ".
 _BEGINNINGS = (
     (r"\A\s*(@prefix|@base|PREFIX\b|BASE\b)", "it looks like Turtle: --format turtle reads it"),
     (r"\A\s*(<[a-z]+:[^>\s]*>|_:\S+)\s+<", "it looks like N-Triples: --format turtle reads it"),
@@ -384,7 +384,7 @@ def read_statements(
     Args:
         kind: its format, a key of :data:`READERS`; by default by its name.
         base: what relative IRIs are relative to.
-        context: of JSON-LD: what stands for contexts at addresses, which are not fetched.
+        context: for JSON-LD: replaces contexts at addresses, which are not fetched.
 
     Raises:
         DataError: naming the file, when it is cut off, damaged or of another format.
@@ -673,7 +673,7 @@ _ITEM = re.compile(r"https?://www\.wikidata\.org/entity/[QPL][0-9]+")
 
 
 def _why_left_out(subject: Any, predicate: str, value: Any) -> str:
-    """Why a statement is of files, records or pages and not of the world; empty of others."""
+    """Why a statement is about files, records or pages and not about the world; empty if it is not."""
     if why := LEFT_OUT.get(predicate) or next((w for x, w in LEFT_OUT_BELOW if predicate.startswith(x)), ""):
         return why
     about, named = getattr(subject, "value", ""), getattr(value, "value", "")

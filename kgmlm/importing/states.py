@@ -28,8 +28,8 @@ def read_state(
 
     Args:
         dataset: as of :func:`kgmlm.load_graph`; or a file of triples; or a file that
-            :func:`kgmlm.import_graph` reads by its name, whose blank nodes are left out, since nothing says
-            which is which in another file.
+            :func:`kgmlm.import_graph` reads by its name, whose blank nodes are left out, since nothing
+            identifies them in another file.
         column: of dates; None takes the first that is called ``date``, ``created`` or ``time``.
 
     Raises:

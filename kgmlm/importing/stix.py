@@ -64,8 +64,8 @@ def read_stix(paths: Sequence[Path], name: str, wanted: Wanted, advance: Advance
     """The graph of STIX files.
 
     An entity's label is the id that its first external reference gives ("T1059"), if no other object has it,
-    and else its STIX id. Its types are the object's type. Of an object that is there in several versions the
-    last one counts, and a triple that is there again has its earliest date.
+    and else its STIX id. Its types are the object's type. If an object has several versions, the last one
+    counts, and a duplicate triple has its earliest date.
 
     Args:
         wanted: says which relations to skip or to keep alone.

@@ -11,7 +11,7 @@ OWL, SKOS = "http://www.w3.org/2002/07/owl#", "http://www.w3.org/2004/02/skos/co
 RDF, RDFS = "http://www.w3.org/1999/02/22-rdf-syntax-ns#", "http://www.w3.org/2000/01/rdf-schema#"
 OBO = "http://purl.obolibrary.org/obo/"
 
-# The names first; which of several counts is in this order.
+# Predicates of names come first; of several texts, the one with the lowest number counts.
 TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
     "http://www.w3.org/2000/01/rdf-schema#label": ("name", 0),
     "http://www.w3.org/2004/02/skos/core#prefLabel": ("name", 1),
@@ -45,7 +45,7 @@ TEXT_PREDICATES: dict[str, tuple[Kind, int]] = {
     "http://purl.org/dc/terms/abstract": ("description", 3),
     "http://www.w3.org/2004/02/skos/core#scopeNote": ("description", 5),
 }
-# What is left out, since it tells of the file and not of the world, each with what is counted.
+# What is left out because it is about the file and not about the world, with the headings for counts.
 TERMS, FILES, NOTES, DATES, RECORDS, SCHEMES, AXIOMS, PAGES, LINKS = (
     "types that only RDF, OWL and SKOS have",
     "about files",
@@ -90,7 +90,7 @@ LEFT_OUT: dict[str, str] = {
     # "has curation status", "term editor", "has obsolescence reason", "term tracker item"
     **{f"{OBO}IAO_{number}": RECORDS for number in ("0000114", "0000117", "0000231", "0000233")},
 }
-# What any predicate of a namespace says is about pages, links and records.
+# Namespaces whose predicates are all about pages, links and records.
 LEFT_OUT_BELOW = (
     (f"{DBO}wikiPage", PAGES),
     ("http://wikiba.se/ontology#", RECORDS),

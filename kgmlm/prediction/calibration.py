@@ -172,8 +172,8 @@ class LabeledList:
         """From a sample: its false triples, or those of the graph's files.
 
         Args:
-            log_odds: ``(n,)`` of the sample's triples, each by what others gave.
-            of_false: of those of the files.
+            log_odds: ``(n,)`` of the sample's triples, each by a fit to other triples.
+            of_false: the same for the false triples of the files.
         """
         labels, relations = sample.labels, sample.asked.relations
         true_weights = labels * (0.5 / labels.sum())
@@ -190,10 +190,10 @@ class LabeledList:
 
 
 def fit_balance(triples: LabeledList, relations: int) -> FloatArray:
-    """What moves the log odds of each relation ``(R + 1,)`` to those of a list of which half is true.
+    """The shift of each relation's log odds ``(R + 1,)`` that suits a list of which half is true.
 
-    By these, true and false triples have a probability of .5 on average. That of a relation is shrunk to that
-    of all.
+    With it, true and false triples have a probability of .5 on average. The shift of a relation is shrunk
+    toward that of all relations.
     """
     from scipy.optimize import brentq
 
@@ -225,7 +225,7 @@ def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArra
     small part, as proposed by Platt (1999).
 
     Args:
-        log_odds: ``(n,)`` of triples that had no say in them.
+        log_odds: ``(n,)`` of triples that they were not fitted to.
     """
     from scipy.optimize import minimize
 
@@ -250,10 +250,10 @@ def fit_scale(log_odds: FloatArray, sample: Sample, labeled: float) -> FloatArra
 def fit(
     sample: Sample, relations: int, validation: int, lacking: float
 ) -> tuple[Calibration, dict[str, Any]]:
-    """Fit probabilities to a sample, and measure them on each quarter of it by what the others gave.
+    """Fit probabilities to a sample, and measure them on each quarter of it by a fit to the others.
 
     Args:
-        validation: how many triples it has that training has not.
+        validation: how many triples it has that training lacks.
     """
     labeled, count = 1 / (1 + lacking), len(sample.labels)
     # 1. log odds of each quarter by the others, and what makes them come true

@@ -134,10 +134,10 @@ class Parts:
 
     @classmethod
     def open(cls, folder: Path, count: int, about: Mapping[str, Any]) -> Parts:
-        """Lay a folder, or open the one that is there for the same work.
+        """Create a folder, or open an existing one for the same work.
 
         Args:
-            about: JSON-ready settings that say which work it is.
+            about: JSON-ready settings that identify the work.
 
         Raises:
             RunError: when something else is there, or parts of other work.
@@ -198,8 +198,8 @@ class Parts:
 
 
 def _is_free(folder: Path) -> bool:
-    """Return whether parts can be laid there: nothing is, but a manifest that another shard is writing, or
-    was.
+    """Return whether parts can go there: it is empty, except for a manifest that another shard is, or was,
+    writing.
     """
     return folder.is_dir() and all(map(files.is_temporary, folder.iterdir()))
 
@@ -210,8 +210,8 @@ class Completer:
 
     Attributes:
         scorer: a run's ranker, or another scorer.
-        train: what training triples give.
-        known: what is never listed; training triples are among it.
+        train: the answers that training triples give.
+        known: triples that are never listed, including training triples.
         top: K, of each query.
         batch_size: queries per forward pass.
     """

@@ -227,8 +227,8 @@ def calibrate(run: Run | str | Path, options: CalibrateOptions) -> Outcome:
     """Fit the probabilities of triples to validation, and keep them with the run.
 
     Returns:
-        The figures on validation, each quarter by what was fitted to the others: under ``held out`` how many
-        triples were expected and are there from each probability on; under ``half`` the figures of
+        The figures on validation, each quarter by a fit to the others: under ``held out`` how many triples
+        were expected and found at or above each probability; under ``half`` the figures of
         :func:`~kgmlm.evaluation.metrics.measured` where half of the triples are true.
 
     Raises:
@@ -276,7 +276,7 @@ def classify(run: Run | str | Path, options: ClassifyOptions) -> Classified:
     asked = asked if options.graph is not None else answering(folder, asked)
     classifier = classifier_for(folder, ranking, asked, BATCH_SIZE, watch)
     if given.true is not None:  # what is known of validation would tell its true triples from the false ones
-        watch.tell("the list has labels: probabilities go by training alone, as if nobody knew validation")
+        watch.tell("the list has labels: probabilities use training alone, as if validation were unknown")
         classifier = classifier.without_validation()
     with watch:
         (classified,) = judged(
@@ -344,7 +344,7 @@ def rank_relations(run: Run | str | Path, options: RankRelationsOptions) -> Clas
 def classifier_for(
     folder: RunFolder, options: RankingOptions, graph: KnowledgeGraph, batch_size: int, watch: Watcher
 ) -> TripleClassifier:
-    """What says how probable triples of a graph are, all entities read; fitted now where it was not yet.
+    """The classifier of a graph's triples, with all entities read; fitted now if it was not yet.
 
     Raises:
         RunError: when nothing is fitted and there is nothing to fit to.

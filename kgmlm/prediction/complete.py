@@ -260,11 +260,11 @@ class Completion(Outcome):
 def complete(run: Run | str | Path, options: CompleteOptions) -> Outcome:
     """List the triples that a run's graph lacks, the most probable first.
 
-    Every (entity, relation, side) is asked that the types of entities suggest, and nothing that training has
-    where a relation has one answer per entity (``typed=False`` asks what training has, ``functional=False``
-    all of it). Parts are kept in ``OUTPUT.parts``: the same call continues where it was. Probabilities are
-    those of :func:`kgmlm.calibrate`, which runs first if needed. Where validation has too few triples to fit
-    any, the best answer of each question is listed, by its margin above the second.
+    It asks every (entity, relation, side) that the types of entities suggest, except those that training
+    already answers for a relation with one answer per entity (``typed=False`` asks what training has,
+    ``functional=False`` all of it). Parts are kept in ``OUTPUT.parts``: the same call resumes from them.
+    Probabilities are those of :func:`kgmlm.calibrate`, which runs first if needed. If validation has too few
+    triples to fit any, the best answer of each question is listed, by its margin above the second.
 
     Returns:
         The manifest, as a dict: settings, counts, what probabilities stand for, the highest one, the report;
@@ -356,7 +356,7 @@ def _labels(graph: KnowledgeGraph, relations: Sequence[str] | str) -> tuple[str,
 
 
 def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[float, int]:
-    """Make the parts of a shard that are missing; how long it took, and how many queries were asked."""
+    """Make the missing parts of a shard; return how long it took and how many queries were asked."""
     missing = plan.parts.missing(shard)
     whole = [n for n in range(plan.parts.count) if shard.has(n)]
     total, scored = (sum(plan.size(n) for n in numbers) for numbers in (whole, missing))
@@ -380,7 +380,7 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
 
 
 def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> dict[str, Any]:
-    """Merge all parts and write the list; its manifest."""
+    """Merge all parts and write the list; return its manifest."""
     graph = plan.graph
     candidates = candidates_of(plan.parts)
     least = MIN_PROBABILITY if wanted.min_probability is None else wanted.min_probability
@@ -422,9 +422,7 @@ def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> 
 
 
 def _opened(plan: Plan, watch: Watcher) -> tuple[Ranker, TripleClassifier | None, str]:
-    """The run's ranker, and what says how probable triples are; None and the reason where validation has too
-    few triples.
-    """
+    """The run's ranker and its triple classifier; None and the reason if validation has too few triples."""
     options, graph = RankingOptions(device=plan.options.device).plain(), answering(plan.opened, plan.graph)
     try:
         classifier = classifier_for(plan.opened, options, graph, plan.batch_size, watch)

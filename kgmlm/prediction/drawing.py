@@ -47,7 +47,7 @@ DRAWN = 6  # false triples, about, per validation triple
 TOP = 1000  # candidates of a question that are drawn by their rank, the others evenly
 EVENLY = 0.2  # of the others, candidates per question
 BY_RANK = 0.1  # what a rank adds to the rate of a candidate, divided by it
-MAX_ENTITIES = 100_000  # entities by which the questions that nobody answers are counted
+MAX_ENTITIES = 100_000  # the most entities used to count unanswered questions
 HARD = 20  # the best candidates, of which half of a list's false triples are
 TINY = 1e-12  # the least chance
 Askable = Callable[[int, bool], BoolArray]  # of a relation, which entities can be asked for tails (or heads)
@@ -58,7 +58,7 @@ silent = Watcher()
 
 
 class Drawing(NamedTuple):
-    """Drawn queries, and how likely it was to draw each of all.
+    """Drawn queries, and how likely each query was to be drawn.
 
     Attributes:
         queries: those of the drawn validation triples, then others.
@@ -274,7 +274,7 @@ def draw_sample(
         partial(advance, "asking validation"),
     )  # fmt: skip
     if not len(rows):
-        raise NoProbabilitiesError("there are no false triples to tell validation's from")
+        raise NoProbabilitiesError("there are no false triples to tell apart from validation's")
     false = drawing.queries[rows].triples(ids)
     _, first = np.unique(triple_keys(false, count, relations), return_index=True)  # drawn from both sides
     rows, ids, features, false = rows[first], ids[first], features[first], false[first]

@@ -27,14 +27,14 @@ from kgmlm.prediction.listing import read_list
 from kgmlm.prediction.options import ExportOptions
 from kgmlm.runs.writing import check_result
 
-BASE = "urn:kgmlm:"  # prefix that makes an IRI of a label that is none
+BASE = "urn:kgmlm:"  # prefix that makes an IRI of a label that is not one
 DOUBLE = "http://www.w3.org/2001/XMLSchema#double"
 REIFIES = "http://www.w3.org/1999/02/22-rdf-syntax-ns#reifies"
 LABEL, COMMENT = (f"http://www.w3.org/2000/01/rdf-schema#{name}" for name in ("label", "comment"))
 SOURCE = "http://purl.org/dc/elements/1.1/source"
 MEANS = "the probability of finding the triple in a further hidden set, as large as the validation set"
 
-# What an IRI has only percent-encoded (RFC 3987; private characters are left out as well).
+# Characters that an IRI must percent-encode (RFC 3987; private characters are left out as well).
 _NOT = r"\x00-\x20<>\"{}|^`\\\[\]%#\x7f-\x9f\ud800-\uf8ff\ufdd0-\ufdef\ufff0-\uffff\U000e0000-\U0010ffff"
 _PART, _NAME, _USER = (rf"(?:[^{_NOT}{more}]|%[0-9A-Fa-f]{{2}})*" for more in ("", "/?:@", "/?@"))
 _HOST = rf"//(?:{_USER}@)?(?:\[[0-9A-Fa-f:.]+\]|{_NAME})(?::[0-9]*)?(?=[/?#]|\Z)"
@@ -206,7 +206,7 @@ def write_export(
     Args:
         table: labels, names and probabilities, as ``kgmlm complete`` lists them.
         format: a key of :data:`FORMATS`, or "neo4j": a folder with nodes.csv and edges.csv.
-        base: of the IRIs of labels that are none.
+        base: prefix that makes IRIs of labels that are not IRIs.
         spreadsheet: CSV in which no text is a formula, as of :func:`~kgmlm.core.tables.for_spreadsheet`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""All parts to one list of new triples, best first; and what a hidden split says of it.
+"""Merge all parts into one list of new triples, best first, and measure it on a hidden split.
 
 Shapes: n listed triples, N entities, R relations, 2 sides (tail, head), F features of a side.
 """
@@ -118,8 +118,8 @@ def by_margin(candidates: Iterable[Candidates]) -> Listed:
     """The best answer of each question, by its margin above the second best, then by score: an order without
     probabilities.
 
-    What is the best answer of both its questions goes first, by the smaller margin: where a relation has few
-    tails, their margins are large whatever the head (measured: eval/LOG.md).
+    Triples that are the best answer to both their questions go first, by the smaller margin: if a relation
+    has few tails, their margins are large whatever the head (measured: eval/LOG.md).
     """
     kept = [features_of(SCHEMA.empty_table())]
     for triples, features in candidates:
@@ -148,8 +148,8 @@ def by_probability(
 ) -> Listed:
     """The triples with at least a probability; equal ones by relation, head and tail.
 
-    Only those are asked for from both sides that would be listed if they were as good from the side that does
-    not list them. Triples without a probability, of new entities, are left out.
+    Triples are asked for from both sides only if they would be listed were they as good from the side that
+    does not list them. Triples of new entities without a probability are left out.
 
     Args:
         always: so many of the most probable are listed, whatever their probability.
@@ -181,15 +181,15 @@ def by_probability(
 
 
 def _hoped(triples: IntArray, features: FloatArray, classifier: TripleClassifier) -> AskedTriples:
-    """Triples as they were if they were as good from the side that does not list them."""
+    """Triples as they would be if they were as good from the side that does not list them."""
     missing = np.isnan(features[:, :, 0])
     filled = np.where(missing[:, :, None], features[:, ::-1], features)
     return AskedTriples(filled, classifier.states(triples), classifier.rows[triples[:, 1]])
 
 
 def diverse(best: Listed) -> Listed:
-    """A list of which no entity has more than :data:`SHARE` of a :data:`HUNDRED` places, the first
-    :data:`DIVERSE` of them; what has to wait comes in the next hundred. The others stay in their order.
+    """A list in which no entity has more than :data:`SHARE` of each :data:`HUNDRED` places, up to place
+    :data:`DIVERSE`; triples that have to wait come in the next hundred. The rest keep their order.
     """
     left: list[int] = list(range(len(best)))
     order: list[int] = []
@@ -397,9 +397,9 @@ def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArra
         relations: ids of those that were asked about.
 
     Returns:
-        Of the list from each probability on, of its best, and of each relation: how many triples are
-        ``listed`` and ``true``, ``precision``, ``recall``, and ``expected``, the mean probability. Of the
-        best hundred the number of different heads and tails, and those that stand in more than a tenth of it.
+        For the list at or above each probability, for its best, and for each relation: how many triples are
+        ``listed`` and ``true``, ``precision``, ``recall``, and ``expected``, the mean probability. For the
+        best hundred, the number of distinct heads and tails, and those that occur in more than a tenth of it.
 
     Raises:
         DataError: when the graph has no such split.

@@ -89,8 +89,8 @@ class Missing(Result):
 def missing(run: Run | str | Path, options: MissingOptions) -> Missing:
     """The k facts that an entity, or some, most probably lack, over all relations.
 
-    Asked are all relations and sides that the types of the entity suggest; what training has is not asked
-    where a relation has one answer per entity. What any split has is not listed. Without probabilities
+    All relations and sides that the types of the entity suggest are asked, except what training already has
+    for relations with one answer per entity. Triples of any split are not listed. Without probabilities
     (:func:`kgmlm.calibrate`) the clearest answers come first.
 
     Example:

@@ -20,12 +20,12 @@ from kgmlm.prediction.listing import read_list
 from kgmlm.runs.run import Run
 
 FILE = "new-facts.parquet"  # in the run
-QUERIES = 2000  # of larger graphs: a sample, some half a minute of a core
-FIRST = 200  # of a first sample, which people see meanwhile
-PART = 100  # queries after which progress moves
+QUERIES = 2000  # sampled from larger graphs: about half a minute on one core
+FIRST = 200  # queries of a first sample, which people see meanwhile
+PART = 100  # queries between updates of progress
 SMALL = 5000  # training triples up to which a graph needs no first sample
 MIN_PROBABILITY = 0.01  # the least probability that is listed
-ENOUGH = 10  # facts of which it says something how many came true
+ENOUGH = 10  # facts needed for the share that came true to mean anything
 TEST = "test"  # the split that the list knows nothing of, to see how many came true
 Row = dict[str, Any]
 
@@ -86,7 +86,7 @@ def clear_parts(file: Path) -> None:
 
 
 def progress(file: Path) -> float:
-    """The share of the questions that are asked, of a list that a process makes."""
+    """The share of the questions asked so far, for a list that a process is making."""
     folder = Path(f"{file}.parts")
     with suppress(OSError, ValueError, KeyError, TypeError):
         queries = int(files.parse_json((folder / MANIFEST).read_bytes())["queries"])

@@ -1,10 +1,9 @@
 """Constraints on which entities can answer a query, learned from a run's training triples.
 
-Always: a query's own entity cannot, in a relation that links no entity to itself in training; text models
-like to copy what they are asked about. If asked for: nor can entities whose types do not fit
-(:class:`Typed`), nor any where a relation has one answer and that is there (:class:`Functional`), nor
-those that training links to the query's entity by another triple (:class:`Unlinked`), nor any that a given
-list does not have (:class:`Listed`).
+Always excluded: a query's own entity, in a relation that links no entity to itself in training; text models
+like to copy what they are asked about. Excluded on request: entities whose types do not fit (:class:`Typed`),
+second answers where a relation has one (:class:`Functional`), entities that training links to the query's
+entity by another triple (:class:`Unlinked`), and entities that are not on a given list (:class:`Listed`).
 
 Shapes: B queries, N candidates, R relations.
 """
@@ -118,7 +117,7 @@ class Functional:
 
     A relation has one tail for each head when it has :data:`MIN_TRIPLES` heads or more in training and at
     most :data:`EXCEPTIONS` of them have several tails; likewise one head for each tail. Then a query that
-    training answers has no further answer, and an entity that has its own is no answer of another query.
+    training answers has no further answer, and an entity that has its own answers no other query.
 
     Attributes:
         one_R2: whether relation r has one tail for each head, or (column 1) one head for each tail.
@@ -249,7 +248,7 @@ class Listed:
 
         Raises:
             DataError: when the file is no such table.
-            QueryError: naming the first line whose entity, relation or side there is not.
+            QueryError: naming the first line with an unknown entity, relation or side.
         """
 
         def check(header: Sequence[str]) -> None:
@@ -330,7 +329,7 @@ class Possible:
 
         A relation is loop-free when it has :data:`MIN_TRIPLES` distinct training triples or more and none of
         them is a self-loop; where a graph of :data:`MIN_GRAPH_TRIPLES` triples has no self-loop at all, all
-        relations are. Where a relation has :data:`MANY_TRIPLES`, nobody looks whether these are distinct.
+        relations are. Where a relation has :data:`MANY_TRIPLES`, repeats are not looked for.
 
         >>> chain = np.array([[i, 0, i + 1] for i in range(20)])
         >>> Possible.learn(chain, 2).loop_free_R.tolist()
@@ -357,7 +356,7 @@ class Possible:
         return replace(self, loop_free_R=np.zeros_like(self.loop_free_R))
 
     def without_further(self) -> Possible:
-        """A copy in which all that counts is whether an entity may answer about itself."""
+        """A copy that only constrains whether a query's own entity may answer."""
         return replace(self, further=())
 
     def met(self, *further: Constraint) -> Possible:

@@ -154,7 +154,7 @@ class PairFeatures:
         return (*GRAPH, *(KGE_FEATURES if self.kge else ()), *(RULE_FEATURES if self.rules else ()))
 
     def of(self, queries: Queries, candidates: CandidateScores, mixture: Mixture) -> Floats:
-        """The features ``(B, K, F)``; of candidates that are not there anything finite."""
+        """The features ``(B, K, F)``; any finite value where there is no candidate."""
         known_BKF = self.known(queries, candidates.ids_BK)
         return np.concatenate([self.of_scores(queries, candidates, mixture), known_BKF], 2)
 
@@ -196,7 +196,7 @@ class PairFeatures:
 
 
 def blocks_of(count: int, size: int) -> Iterator[IntArray]:
-    """The rows of so many queries, at most so many at a time."""
+    """The rows of ``count`` queries, at most ``size`` at a time."""
     for start in range(0, count, max(1, size)):
         yield np.arange(start, min(start + max(1, size), count))
 
@@ -237,13 +237,13 @@ class _Around:
 
     @cached_property
     def _steps(self) -> sp.csr_array:
-        """The chance of each step of a walk that goes to any neighbor alike ``(N, N)``."""
+        """The chance of each step of a walk that goes to all neighbors with equal chance ``(N, N)``."""
         steps_NN: sp.csr_array = sp.diags_array(1 / self._degree_N) @ self._neighbors
         return sp.csr_array(steps_NN)
 
     @cached_property
     def _fillers(self) -> sp.csr_array:
-        """Of each side of a relation and each of its answers, the entities that have it ``(2R * N, N)``."""
+        """For each side of a relation and each answer, the entities with that answer ``(2R * N, N)``."""
         count, kinds = len(self.context.entities), 2 * len(self.context.relations)
         h, r, t = self._triples.T
         rows = np.concatenate([2 * r * count + t, (2 * r + 1) * count + h])
@@ -313,7 +313,7 @@ class _Around:
 
 
 def _thinned(matrix: sp.csr_array, most: int = MAX_LINKS) -> sp.csr_array:
-    """A matrix whose rows have at most so many entries, those of longer rows taken evenly."""
+    """A matrix whose rows keep at most ``most`` entries, evenly spaced in longer rows."""
     counts = np.diff(matrix.indptr)
     if counts.max(initial=0) <= most:
         return matrix
@@ -358,7 +358,7 @@ def _summed(matrix: sp.csr_array, rows_BK: IntArray, of: tuple[Floats, ...]) -> 
 
 
 def _largest(matrix: sp.csr_array, rows_BK: IntArray, values_BN: Floats) -> Floats:
-    """The largest instead of the sum, as of :func:`_summed`; 0 of nothing."""
+    """Like :func:`_summed`, but the largest value instead of the sum; 0 for empty rows."""
     at = _gathered(matrix, rows_BK)
     found_P = np.zeros(rows_BK.size, np.float32)
     if len(at.starts):

@@ -259,7 +259,7 @@ class Predictor:
             return [[_Sureness(None, True)] * len(of_query) for of_query in ids]
         rows = np.repeat(np.arange(len(ids)), [len(of_query) for of_query in ids])
         triples = asked[rows].triples(np.array([i for of_query in ids for i in of_query], np.int64))
-        # nobody asks how probable a triple is that training or validation has
+        # triples that training or validation has get no probability
         new = ~self.graph.context.answers.has(triples)
         if self.graph.has("valid"):
             new &= ~self._validation.has(triples)
@@ -416,7 +416,7 @@ class Predictor:
 
 
 def _tree_sentences(parts: Mapping[str, float]) -> tuple[str, ...]:
-    """A sentence on how much groups of features add to what trees say of a candidate, the largest first."""
+    """A sentence on how much groups of features add to the trees' score of a candidate, largest first."""
     largest = sorted(parts.items(), key=lambda part: -abs(part[1]))[:SHOWN_GROUPS]
     listed = ", ".join(f"{group} {added:+.2f}" for group, added in largest)
     return (f"trees: {listed}",) if listed else ()

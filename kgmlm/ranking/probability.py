@@ -25,8 +25,8 @@ from kgmlm.ranking.constraints import MISSED
 from kgmlm.ranking.ranker import MAX_SCORES, Ranker, Scorer
 from kgmlm.ranking.trees import Trees
 
-# Of each side. Three are of the rank: wrong answers that a run ranks high are rarest at the first rank and
-# far behind, which no straight line says.
+# For each side. Three describe the rank: wrong answers that a run ranks high are rarest at the first rank and
+# far behind, which a straight line cannot express.
 FEATURES = ("score", "log_softmax", "margin", "log_rank", "log_rank_squared", "reciprocal_rank")
 SIDES = ("tail", "head")  # the tail as an answer of (head, relation, ?), and the head
 # of a query: known triples answer it, or only have its entity, or not even that
@@ -34,7 +34,7 @@ STATES = ("answered", "unanswered", "new")
 
 
 def temperature_of(scorer: Scorer) -> float:
-    """The divisor that makes logits of scores: a run's as in training, others' 1."""
+    """The divisor that turns scores into logits: a run's as in training, 1 for other scorers."""
     return scorer.reader.settings.training.temperature if isinstance(scorer, Ranker) else 1.0
 
 
@@ -80,10 +80,10 @@ def compared(
 
 
 def competing(scores_BN: Floats, taken: tuple[IntArray, IntArray]) -> tuple[Floats, Floats]:
-    """Scores as candidates are compared by them, and the same with minus infinity for what does not compete.
+    """Scores for comparing candidates, and the same with minus infinity for those that do not compete.
 
-    What cannot answer is as good as the worst that can, but competes with nobody; neither do answers that
-    training has.
+    A candidate that cannot answer scores as low as the worst that can, but does not compete; neither do
+    answers that training has.
 
     Args:
         taken: these, as (row, id) pairs.
@@ -118,7 +118,7 @@ class AskedTriples:
 
     @classmethod
     def unasked(cls, n: int) -> AskedTriples:
-        """Of n triples that nobody asked for: no feature is a number."""
+        """Of n triples that were not asked for: all features are NaN."""
         features = np.full((n, len(SIDES), len(FEATURES)), np.nan)
         return cls(features, np.zeros((n, len(SIDES)), np.int64), np.zeros(n, np.int64))
 
@@ -248,9 +248,9 @@ class Regression:
     Attributes:
         mean, deviation: ``(R + 1, 2F)``.
         intercepts: ``(R + 1, E * E)`` of each relation and pair of states.
-        weights: ``(E * E, 2F)`` of each pair of states, what features count.
-        of_relation: ``(R + 1, 2F)`` what they count beside that in a relation.
-        scale: ``(3,)`` what turns the sum into log odds that come true, as of :func:`beta_calibrated`.
+        weights: ``(E * E, 2F)`` of features, for each pair of states.
+        of_relation: ``(R + 1, 2F)`` what each relation adds to these weights.
+        scale: ``(3,)`` turns the sum into calibrated log odds, as of :func:`beta_calibrated`.
     """
 
     mean: FloatArray
@@ -288,8 +288,8 @@ class Calibration(StrictModel):
     large as validation.
 
     Attributes:
-        lacking: how large the hidden set is, in times of validation.
-        validation: how many triples it has that training has not.
+        lacking: the size of the hidden set as a multiple of validation.
+        validation: how many triples it has that training does not have.
         new: how many of these have an entity that training lacks.
         mean, deviation, intercepts, weights, of_relation, scale: as of :class:`Regression`.
         balance: ``(R + 1,)`` of each relation, what moves log odds to those of a list in which half of the
@@ -320,9 +320,9 @@ class Calibration(StrictModel):
         for name, (high, wide) in shapes.items():
             table = getattr(self, name)
             if not rows or len(table) != high or any(len(row) != wide for row in table):
-                raise ValueError(f"{name} has not {high} rows of {wide} numbers")
+                raise ValueError(f"{name} does not have {high} rows of {wide} numbers")
         if len(self.balance) != rows:
-            raise ValueError(f"balance has not {rows} numbers")
+            raise ValueError(f"balance does not have {rows} numbers")
         if any(x <= 0 for row in self.deviation for x in row):
             raise ValueError("a deviation is not above 0")
         return self
@@ -439,8 +439,8 @@ class TripleClassifier:
     def states(self, triples: IntArray) -> IntArray:
         """The states ``(n, 2)`` of the queries of both sides, by training and by validation.
 
-        Once an entity has a fact, a further one of the same relation is less likely than the first was. Of a
-        validation triple itself only the others count.
+        Once an entity has a fact, a further one of the same relation is less likely than the first was. A
+        validation triple does not count for itself.
         """
         queries, answers = both_sides(triples)
         states_B = states_of(queries, self.ranker.context.answers, self.seen_N)
@@ -469,7 +469,7 @@ class TripleClassifier:
         return moved(left(true, self.calibration.lacking), self.balance(asked), prior)
 
     def balance(self, asked: AskedTriples) -> FloatArray:
-        """What moves the log odds of each triple to those of a list of which half is true ``(n,)``."""
+        """The shift of each triple's log odds to those in a list of which half is true ``(n,)``."""
         return np.array(self.calibration.balance)[asked.relations]
 
 

@@ -227,7 +227,7 @@ class FirstStage:
 
     @classmethod
     def joined(cls, parts: Sequence[FirstStage]) -> FirstStage:
-        """Several batches of the same pool behind each other."""
+        """Several batches of the same pool, one after the other."""
         sizes = np.cumsum([0, *(len(part.queries) for part in parts)])
         rows = [np.arange(*bounds) for bounds in itertools.pairwise(sizes)]
         reading = Reading.joined([(at, part.reading) for at, part in zip(rows, parts, strict=True)])
@@ -266,8 +266,8 @@ class SecondStage(Protocol):
         """Add the scores of this stage to the best candidates of each query; these stay ahead of the rest.
 
         Args:
-            ranker: whose first stage the scores are of.
-            advance: called with how many of how many distinct queries have just been scored.
+            ranker: the one whose first stage gave the scores.
+            advance: called with (distinct queries just scored, all of them).
         """
 
     def with_weight(self, stage_weight: StageWeight) -> SecondStage:
@@ -467,7 +467,7 @@ class Ranker:
         return self.replace(stages={})
 
     def by(self, scores: str) -> Self:
-        """One that ranks by "all" that there is, by the "text" (without what is trained beside it), or by one
+        """A copy that ranks by "all" signals, by the "text" (without what is trained beside it), or by one
         signal alone, which is not reranked.
 
         Raises:
@@ -576,7 +576,7 @@ class _QueryProgress:
         self.count, self.advance, self.asked, self.reported = count, advance, 0, 0
 
     def __call__(self, n: int, total: int) -> None:
-        """So many more of so many candidates are done."""
+        """Report ``n`` more of ``total`` candidates as done."""
         self.asked += n
         self._report(self.count * self.asked // total)
 
@@ -642,7 +642,7 @@ class PlainScorer(ABC):
         return self
 
     def allowing_self(self) -> PlainScorer:
-        """As :meth:`unconstrained`, where there are no others."""
+        """As :meth:`unconstrained`: a plain scorer has no constraints at all."""
         return self.unconstrained()
 
     def rank(

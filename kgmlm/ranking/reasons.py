@@ -17,12 +17,12 @@ from kgmlm.signals.mentions import Mentions
 from kgmlm.signals.vector import EntityVectors, Vector
 
 OFTEN = 1 / 3  # how often a rule must be right
-PRIOR_COUNT = 3  # triples that a relation is taken to have beside its own, so that one of one is not always
+PRIOR_COUNT = 3  # triples added to those of a relation, so that one of one does not count as always
 COMPARED = 1000  # known cases, at most, that are compared with a triple
 
 
 class _Case(NamedTuple):
-    """A training triple like another one: ``other`` stands where that has ``own``."""
+    """A training triple like a given one, with ``other`` in place of its ``own``."""
 
     likeness: float
     own: int

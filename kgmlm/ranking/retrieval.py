@@ -190,7 +190,7 @@ class Retriever:
 
     @property
     def exact(self) -> bool:
-        """Whether it finds by vectors as they are, among all, so that nothing is to be looked at
+        """Whether it searches all vectors as they are, so that what it finds need not be checked
         again.
         """
         return not self.record["cells"]
@@ -519,7 +519,7 @@ def vectors_fingerprint(ranker: Ranker, count: int, looked_at: int) -> str:
     """A digest of the vectors that an index of the first ``count`` entities is made from.
 
     Args:
-        looked_at: so many of these entities' vectors, evenly spaced: of another model all are different.
+        looked_at: how many of these vectors, evenly spaced: with another model, all would differ.
     """
     rows = np.linspace(0, max(0, count - 1), looked_at).round().astype(np.int64)
     return fingerprint(searched(ranker).of(rows))

@@ -78,8 +78,8 @@ class Best:
         return (moved_BK / weight).astype(np.float32)
 
     def reranked(self, scores_BN: Floats, read_BK: Floats, weight: float) -> Floats:
-        """Scores with what reading adds to the chosen: 0 for the worst read, so that all stay ahead of the
-        rest. What was passed over on the way to them gains as much as the best read, and keeps its lead.
+        """Add the stage's scores to the chosen candidates: 0 for the worst, so that all stay ahead of the
+        rest. Candidates that were passed over on the way gain as much as the best, and keep their lead.
         """
         chosen_BK = self.chosen_BK
         last_B1, least_B1 = (
@@ -131,8 +131,8 @@ def in_place(before_BK: Floats, after_BK: Floats, stays_BK: BoolArray) -> Floats
 def best_of(context: ContextGraph, first: FirstStage, k: int) -> tuple[Best, IntArray]:
     """The K best candidates of each query, and their ids ``(B, K)``, -1 where there are fewer.
 
-    They are taken before anything is filtered. Only what training triples answer already is passed over,
-    which tells nothing of the answers that are asked for.
+    They are taken before anything is filtered. Only answers that training already has are passed over,
+    which reveals nothing about the answers that are asked for.
     """
     pool, passed_BN = first.pool, _answered(context, first.queries, first.pool)
     passed_BN |= first.scores_BN <= MISSED
@@ -163,13 +163,13 @@ class Used:
     """How a second stage is used.
 
     Attributes:
-        use: how many of the best candidates it scores, and how much that counts.
+        stage_weight: how many of the best candidates it scores, and how much that counts.
     """
 
     stage_weight: StageWeight
 
     def with_weight(self, stage_weight: StageWeight) -> Self:
-        """A copy that is used otherwise."""
+        """A copy with another weight."""
         return replace(self, stage_weight=stage_weight)
 
 
@@ -210,7 +210,7 @@ class RescoringStage(Used, ABC):
         """Scores ``(B, K)`` of candidates, on the scale of the first stage's; anything where an id is -1."""
 
 
-FLOOR = -30.0  # the least log-probability: what cannot answer would hide all differences of the rest
+FLOOR = -30.0  # the least log-probability; else impossible answers would hide all other differences
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,9 +229,9 @@ class ReverseScoring(RescoringStage):
     ) -> Floats:
         """Log-probability of each query's entity as the answer of its candidates; 0 where an id is -1.
 
-        A logarithm of the softmax over the best answers of each candidate, known ones included, on the scale
-        of the scores. Between temperatures of .25 and 4 validation saw no difference (eval/LOG.md), so it is
-        1; one signal alone has that of training.
+        The log-softmax over the best answers of each candidate, known ones included, on the scale of the
+        scores. Validation saw no difference between temperatures of .25 and 4 (eval/LOG.md), so it is 1; one
+        signal alone uses that of training.
         """
         row_P, column_P = np.nonzero(ids_BK >= 0)
         asked = queries[row_P]

@@ -4,7 +4,7 @@ The trees are fitted on validation (`kgmlm tune RUN --add trees`, :mod:`kgmlm.tr
 LambdaRank (Burges, 2010; Ke et al., 2017), kept as arrays and evaluated here by NumPy, so that a run ranks
 where LightGBM is not installed. Leaves are found as in QuickScorer (Lucchese et al., 2015): those of a tree
 are numbered from left to right, each split that sends a pair to the right rules out the leaves on its left,
-and the first one that is left is the pair's.
+and the first that remains is the pair's.
 
 Shapes: B queries, K candidates of each, P pairs, F features, T trees of a forest, M splits and L = M + 1
 leaves of a tree at most.
@@ -68,7 +68,7 @@ class Forest(NamedTuple):
         arrays: tuple[npt.NDArray[Any], ...] = tuple(self)
         for array, kind, shape in zip(arrays, kinds, shapes, strict=True):
             if array.dtype != kind or array.shape != shape:
-                raise ValueError("its arrays are not of the kinds and shapes of trees")
+                raise ValueError("its arrays do not have the types and shapes of trees")
         if not 1 <= splits < MAX_LEAVES:
             raise ValueError(f"a tree has 2 to {MAX_LEAVES} leaves")
         inside = self.threshold_TM < np.inf

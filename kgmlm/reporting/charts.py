@@ -1,7 +1,7 @@
 """Tables and charts of a report, as data for the page's template, and those of a run's training.
 
-A drawing is as wide as a telephone, so that its text can be read there; wider pages have several side by
-side. Every drawing is a table, too, for those who do not see it.
+A drawing is as wide as a phone, so that its text can be read there; wider pages have several side by side.
+Every drawing comes with a table, too, for readers who cannot see it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def about(signal: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, and what its column is sorted by where that is a number, which stands at the
-    ``right``.
+    """A cell: its text, and the number that its column is sorted by, if any; numbers, and cells marked
+    ``right``, are aligned right.
     """
 
     text: str
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def number(self) -> bool:
-        """Whether it stands at the right."""
+        """Whether it is aligned right."""
         return self.right or self.key is not None or self.text == "–"
 
 
@@ -73,7 +73,7 @@ class Table:
 
 
 def number(value: float | None, digits: int = 3) -> Cell:
-    """A number with so many digits behind the point, or a dash.
+    """A number with ``digits`` decimal places, or a dash.
 
     >>> number(1234.5, 1).text, number(None).text
     ('1,234.5', '–')
@@ -145,7 +145,7 @@ class Chart:
     """A drawing and its table.
 
     Attributes:
-        title, description: what it shows; and what is to be seen, for those who do not see it.
+        title, description: what it shows; and what can be seen, for readers who cannot see it.
         x_label, y_label: of the axes.
         x_ticks, y_ticks: places and their labels.
         legend: of each series; none where there is but one.
@@ -225,7 +225,7 @@ def line_chart(
 
     Args:
         labels: of the axes.
-        unit: both axes are from 0 to 1, and where they are equal a line is drawn.
+        unit: both axes run from 0 to 1, and the diagonal is drawn.
     """
     xs = [x for s in series for x, _ in s.points]
     ys = [y for s in series for _, y in s.points]
@@ -420,7 +420,7 @@ def curves(run: RunFolder) -> list[Chart]:
     losses = [(row["step"], row["loss"]) for row in rows if _numbers(row, "step", "loss")]
     if losses:
         curves.append(_loss_chart(losses))
-    # By one weight for all relations: chosen for each relation on few triples, it is flattered.
+    # With one weight for all relations: weights chosen per relation, on few triples, flatter the MRR.
     valid = [{"valid": row.get("valid_mrr_one_weight", row.get("valid_mrr")), **row} for row in rows]
     valid = [row for row in valid if _numbers(row, "step", "valid")]
     if valid:
@@ -429,7 +429,7 @@ def curves(run: RunFolder) -> list[Chart]:
 
 
 def _log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log; what a kill has cut is passed over."""
+    """The rows of a log; lines that a kill cut off are skipped."""
     rows = []
     for line in path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []:
         try:

@@ -102,7 +102,7 @@ class Ranked:
         asked: IntArray = np.stack([h, r, t], axis=1)[order].astype(np.int64)
         heads, tails = asked[~tail_B[order]], asked[tail_B[order]]
         if not np.array_equal(heads, tails):
-            raise DataError(f"{path} has not both questions of each triple, for its head and for its tail")
+            raise DataError(f"{path} lacks one of the two questions, for head and for tail, of some triples")
         o, p, n = (table[c].to_numpy(np.int64)[order] for c in ("optimistic", "pessimistic", "candidates"))
         return cls(graph, _split_of(path, graph, heads), heads, Ranks(o, p, n))
 
@@ -160,14 +160,14 @@ class Ranked:
         return self._distinct(order[self.realistic[order] > 1], count)
 
     def typical(self, count: int) -> IntArray:
-        """Questions whose answers rank nearest to the median, each once; drawn among those that are level."""
+        """Questions whose answers rank nearest to the median, each once; ties are broken at random."""
         drawn = np.random.default_rng(0).permutation(len(self.ranks))
         away_B = np.abs(self.realistic - np.median(self.realistic))
         questions = self._distinct(drawn[np.argsort(away_B[drawn], kind="stable")], count)
         return questions[np.argsort(self.realistic[questions], kind="stable")]
 
     def _distinct(self, order: IntArray, count: int) -> IntArray:
-        """The first of each distinct question in an order, so many."""
+        """The first ``count`` distinct questions in an order."""
         keys = self.graph.context.answers.keys(self.asked[0][order])
         first = np.sort(np.unique(keys, return_index=True)[1])
         return order[first[:count]]
@@ -180,9 +180,9 @@ class Question:
     Attributes:
         entity, relation, answer: ids.
         rank: of the answer as it was evaluated, among ``candidates``.
-        before: the best of what ranks before or level with the answer and is no known answer.
-        behind: where nothing does, the next behind it; else None.
-        moved: whether the answer ranks elsewhere now than it was evaluated.
+        before: the best candidates that rank ahead of or level with the answer and are not known answers.
+        behind: if there are none, the next candidate behind it; else None.
+        moved: whether the answer now ranks elsewhere than in the evaluation.
     """
 
     entity: int
@@ -388,7 +388,7 @@ def _short(count: str) -> str:
 
 
 def unseen_table(ranked: Ranked, scope: Scope) -> Table | None:
-    """By which entities of a question training has not; None where it has all."""
+    """Metrics by which entities of a question training lacks; None if it has all."""
     rows = filled(ranked.by_unseen(scope))
     if [name for name, _ in rows] == ["neither"]:
         return None
@@ -426,8 +426,8 @@ def relation_table(ranked: Ranked) -> Table:
 
 
 def calibration_chart(calibration: Calibration) -> Chart | None:
-    """How many validation triples were expected and are there, from each probability on; None where a file
-    does not say.
+    """How many validation triples were expected and found at or above each probability; None if a file does
+    not say.
     """
     rows = calibration.chosen_by.get("valid", {}).get("held_out")
     if not rows:
@@ -481,8 +481,8 @@ def list_chart(report: Mapping[str, Any]) -> Chart:
 
 
 def weight_tables(mixture: Mixture, graph: KnowledgeGraph) -> list[Table]:
-    """The weights of signals: one for all relations, and those by relation and side where they differ; those
-    that queries about unseen entities have instead, behind them.
+    """The weights of signals: one for all relations, and those by relation and side where they differ; then
+    those that queries about unseen entities have instead.
     """
     tables, further = _weight_tables(mixture, list(mixture.tables), graph, ""), mixture.of_unseen
     names = [name for name in mixture.differing if further and name in further.tables]

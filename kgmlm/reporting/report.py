@@ -88,14 +88,14 @@ class Compared:
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a page shows. What is None or empty is not there, and sentences say why.
+    """All that a page shows. Parts that are None or empty are left out, and sentences say why.
 
     Attributes:
         unranked, uncalibrated: why there is no result, and no measured probabilities.
         signals: the MRR of each signal alone on validation, beside counting.
         came_true: how many of the new facts the test split has, as a sentence.
         example: a question that the introduction shows.
-        moved: a sentence where ranks are no longer what they were when they were evaluated.
+        moved: a sentence if answers now rank elsewhere than when they were evaluated.
     """
 
     name: str
@@ -206,7 +206,7 @@ def report(run: Run | str | Path, options: ReportOptions) -> Path:
     else the run is evaluated first. The list of new facts is kept in the run.
 
     Returns:
-        Where it is.
+        The path of the page.
 
     Raises:
         RunError: when training has left no model yet, or ranks are of other weights than the run has.
@@ -293,7 +293,7 @@ class _Work:
         return spare
 
     def _is_of(self, kept: Path, weights: str) -> bool:
-        """Return whether kept ranks are of these weights; damaged ones are of none, which is told."""
+        """Return whether kept ranks belong to these weights; damaged ones do not, and are reported."""
         try:
             return scores_digest(kept) == weights
         except DataError as error:
@@ -379,7 +379,7 @@ class _Work:
         return made if facts.report is None else made | {"new_facts_chart": figures.list_chart(facts.report)}
 
     def _result(self, ranked: Ranked) -> Result:
-        """The sections that ranks say."""
+        """The sections that are made from ranks."""
         from kgmlm.evaluation.task import Scope
         from kgmlm.reporting import figures
 
@@ -436,7 +436,7 @@ def _name(run: Run) -> str:
 
 
 def _how_to_calibrate(folder: RunFolder) -> str:
-    """A sentence on how probabilities are had."""
+    """A sentence on how to get probabilities."""
     if not folder.graph.has("valid"):
         return "This run has no probabilities: they are fitted on validation triples, and the graph has none."
     path = folder.path
@@ -485,7 +485,7 @@ def _moved(asked: Sequence[Question]) -> str:
         return ""
     return (
         f"{moved:,} of the {len(asked):,} answers below rank elsewhere when they are asked again: the ranks "
-        "are of an evaluation in another options than the run ranks by default."
+        "are from an evaluation with options other than the run's defaults."
     )
 
 

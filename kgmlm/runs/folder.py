@@ -15,7 +15,7 @@
 
 Readers take no lock and repair nothing: what an interrupted command left is put in order by the next one that
 writes the run (:mod:`kgmlm.runs.writing`). All files may have been edited by hand, cut short or damaged: what
-cannot be right is one sentence.
+cannot be right is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def read_folder(path: Path, *, verify: bool = False, known: RunFolder | None = N
     """Read a run's folder; it may have been moved here from another machine.
 
     Args:
-        verify: read all its files and see that they are as they were written; else their sizes must do.
+        verify: read all its files and see that they are as they were written; else only sizes are checked.
         known: the run as it was read before: what cannot have changed since is not read again.
 
     Raises:
@@ -290,7 +290,7 @@ def read_as_one(run: RunFolder, read: Callable[[RunFolder], T]) -> T:
 
 
 def _state(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Stat the files that a run scores by; one that is replaced is another."""
+    """Stat the files that a run's scores depend on; a replaced file counts as another."""
     parts = (path / "model", path / "signals")
     states = []
     for file in sorted(file for part in parts for file in (part, *part.glob("*"))):
@@ -338,7 +338,7 @@ class ShortlistRecord(_Known):
     """The number of entities that a run's index finds per query, unless something else is asked for.
 
     Attributes:
-        of: the SHA-256 of the model that was indexed; of another one all entities are scored.
+        of: the SHA-256 of the model that was indexed; with another model, all entities are scored.
     """
 
     entities: int = Field(ge=1)
@@ -395,7 +395,7 @@ def read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunError(f"{file} is damaged: {_line(error)}; {RESTORE}") from None
     if not isinstance(record, dict):
-        raise RunError(f"{file} is damaged: it is no JSON object; {RESTORE}")
+        raise RunError(f"{file} is damaged: it is not a JSON object; {RESTORE}")
     version = record.get("format")
     if isinstance(version, int) and version > FORMAT:
         written = record.get("versions")
@@ -457,7 +457,7 @@ def fingerprints(
     """SHA-256 of the file of each signal of a run, and of its trees, by name.
 
     Args:
-        model, others: the digests of the files in ``model/``, and of others; what none was kept of is read.
+        model, others: the digests of the files in ``model/``, and of others; files without a digest are read.
     """
     known = {f"model/{name}": of for name, of in (model or {}).items()} | (others or {})
     names = {name: kind.file for name, kind in kinds_in(run).items()}

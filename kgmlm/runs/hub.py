@@ -51,7 +51,7 @@ def hub() -> Any:
         import huggingface_hub.errors
     except ImportError:
         raise RunError("huggingface_hub is not installed: pip install huggingface_hub") from None
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each retry would be told
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # or each retry would be logged
     return huggingface_hub
 
 
@@ -68,7 +68,7 @@ def hub_error(name: HubName, error: Exception) -> RunError:
     elif isinstance(error, errors.LocalEntryNotFoundError):
         why = "the Hub cannot be reached, and the cache has no copy"
     elif isinstance(error, errors.EntryNotFoundError):
-        why = f"it has no file {PACK}, so it is no run that `kgmlm push` wrote"
+        why = f"it has no file {PACK}, so it is not a run that `kgmlm push` wrote"
     elif isinstance(error, errors.OfflineModeIsEnabled):
         why = "HF_HUB_OFFLINE is set"
     elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403, 404):

@@ -1,6 +1,6 @@
 """Build and tune the FAISS index of a run's entity vectors.
 
-How many cells it has goes by the number of entities; how many of them are visited goes by recall, measured on
+The number of cells depends on the number of entities; the number visited depends on recall, measured on
 training queries against exact scoring.
 """
 
@@ -78,7 +78,7 @@ def build_index(
     """Index the vectors of all entities of a ranker's context.
 
     Where the work is shared (:mod:`kgmlm.core.processes`), each process reads some of the entities. The
-    main process gets the index; what the others get has its record alone.
+    main process gets the index; the others get only its record.
 
     Args:
         cells: as of :func:`~kgmlm.ranking.retrieval.cells_of`; None goes by the number of entities.

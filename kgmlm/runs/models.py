@@ -39,7 +39,7 @@ def device_of(name: str | None) -> str:
 
 
 def loaded(folder: Path, device: str | None) -> SpanModel:
-    """A model of torch's on a device, without what its library says while loading."""
+    """A torch model on a device, loaded without its library's messages."""
     if not installed("torch"):
         raise RunError(f"{folder} is opened by torch, which is not installed")
     from kgmlm.text.torch_model import load_model

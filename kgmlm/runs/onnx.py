@@ -203,7 +203,7 @@ def _structure(
     import onnx
 
     traced = onnx.load_from_string(_traced(module))
-    # Of weights that are alike, as in a fresh model, torch keeps one; other weights may not be alike.
+    # Torch merges equal weights, as in a fresh model, but the saved ones may differ.
     for node in [n for n in traced.graph.node if n.op_type == "Identity" and n.output[0] in named]:
         name = node.output[0]
         dims = shapes[named[name]]
@@ -310,7 +310,7 @@ def made_ready(path: Path, watch: Watcher) -> None:
         return
     try:
         make_ready(folder)
-    except Exception as error:  # also what the exporter raises: a training is not lost by it
+    except Exception as error:  # including the exporter's own, which must not fail a training
         watch.tell(f"torch will read the texts of {path}: {first_line(error)}")
 
 
@@ -370,7 +370,7 @@ def structures_of(run: Path, tell: Callable[[str], None]) -> dict[str, bytes]:
     """The structures of a run's model and of its bi-encoder's encoder, by file: the run's own, or new ones.
 
     Args:
-        tell: told what cannot be made, and why: a family that cannot be exported, or something not installed.
+        tell: called with what fails, and why: a family that cannot be exported, or something not installed.
     """
     writers = {f"model/{ONNX_FILE}": (partial(_write, run / "model"), "the pack will need torch")}
     if (run / Biencoder.file).is_file():

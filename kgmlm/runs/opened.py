@@ -1,7 +1,7 @@
 """A run opened: its folder, or that of a pack; and a ranker as the options say.
 
-Readers take no lock. What is opened is all of one time: where a writer replaces files meanwhile, it is opened
-again.
+Readers take no lock. All that is opened is from one point in time: if a writer replaces files meanwhile, it
+is opened again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def open_folder(path: str | Path, *, verify: bool = False) -> RunFolder:
     """Open a run folder, or a pack; it may have been moved here from another machine.
 
     Args:
-        verify: read all its files and see that they are as they were written; else their sizes must do.
+        verify: read all its files and see that they are as they were written; else only sizes are checked.
 
     Raises:
         RunError: when it is no run, is damaged, or is of a newer format.
@@ -117,7 +117,7 @@ def open_predictor(
 def classifier_of(
     opened: OpenedRun, options: RankingOptions, tell: Callable[[str], None] = lambda message: None
 ) -> TripleClassifier | None:
-    """What says how probable triples are; None where the run has no probabilities, or they or all signals are
+    """The classifier of triples; None where the run has no probabilities, or where they or all signals are
     not asked for.
 
     Args:
@@ -134,7 +134,7 @@ def classifier_of(
 
 
 def classifier_by(opened: OpenedRun, calibration: Calibration) -> TripleClassifier:
-    """What says how probable triples of an opened run's graph are, whatever second stages were asked for."""
+    """The classifier of triples of an opened run's graph, whatever second stages were asked for."""
     from kgmlm.ranking.probability import TripleClassifier
 
     run, graph, ranker = opened.folder, opened.graph, opened.ranker
@@ -326,7 +326,7 @@ def _missing(run: RunFolder, file: str) -> RunError:
 
 
 def _reranking(run: RunFolder, options: RankingOptions, ranker: Ranker, k: int) -> Ranker:
-    """One that reranks so many of the best.
+    """A copy that reranks the ``k`` best.
 
     Raises:
         ConfigError: when there is nothing to rerank with.
@@ -429,7 +429,7 @@ def open_retrieval(run: RunFolder, ranker: Ranker, k: int | None) -> Retrieval |
 
 
 def answering(run: RunFolder, graph: KnowledgeGraph) -> KnowledgeGraph:
-    """The graph by which a run answers people: of a small one, held-out triples are given back to training.
+    """The graph that a run answers people with; in a small one, held-out triples return to training.
 
     All that is fitted to these triples or measured on them opens the run's own graph, which has them in
     validation alone. Triples that files give as validation are never given back.

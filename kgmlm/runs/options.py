@@ -192,7 +192,7 @@ class RankingOptions(SearchOptions, RuntimeOptions):
         return {x.name: getattr(self, x.name) for x in _own(self) if x.name not in _OF_MACHINE}
 
     def words(self) -> list[str]:
-        """Words for the options that are not as by default, for names of files."""
+        """Words for the options that differ from their defaults, for file names."""
         words = [] if self.scores == "all" else [self.scores]
         defaults = RankingOptions().of_scores()
         for name, value in self.of_scores().items():

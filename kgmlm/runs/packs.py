@@ -71,7 +71,7 @@ def is_pack(path: Path) -> bool:
 def find_pack(name: str | Path) -> Path | None:
     """The pack that is meant: a file, one in ``models/`` by its name, or ``hf://USER/NAME`` on a Hub.
 
-    That is ``$KGMLM_MODELS``, or the folder ``models`` here, or that of the repository kgmlm is used from.
+    ``models/`` is ``$KGMLM_MODELS``, ``models`` in this folder, or that of the repository kgmlm is used from.
 
     Raises:
         RunError: when the pack on a Hub cannot be fetched.
@@ -266,7 +266,7 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
         name: how for name, how in (record.get("signals") or {}).items() if name in kinds_in(folder)
     }
     record["recipe"] = None
-    record["unpacked"] = cached  # of the pack that it is, and so not written to
+    record["unpacked"] = cached  # a pack in the cache, which is not written to
     files.write_json(folder / "run.json", record)
     digests.write_manifest(folder / "model")
     now = fingerprints(folder, digests.read_manifest(folder / "model"), digests.of_json(record["files"]))
@@ -279,7 +279,7 @@ def _settle(folder: Path, contents: _Contents, cached: bool) -> None:
 
 
 def _settle_probabilities(file: Path, packed: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Say of which unpacked signals probabilities are; leave out those that were fitted to other scores."""
+    """Record which unpacked signals probabilities are for; leave out those fitted to other scores."""
     if not file.is_file():
         return
     probabilities = files.parse_json(file.read_bytes())
@@ -440,7 +440,7 @@ def _check_members(pack: Path, archive: zipfile.ZipFile) -> dict[str, int]:
             raise _damaged(pack, f"'{member.filename}' is no file of a pack")
         sizes[member.filename] = member.file_size
     if sizes.get(CONTENTS, 0) > _CONTENTS_SIZE:
-        raise _damaged(pack, f"its {CONTENTS} is of {sizes[CONTENTS]:,} bytes")
+        raise _damaged(pack, f"its {CONTENTS} has {sizes[CONTENTS]:,} bytes")
     if (whole := sum(sizes.values())) > (most := _RATIO * pack.stat().st_size + _SMALL):
         raise _damaged(pack, f"it would unpack to {whole:,} bytes, a pack of its size to {most:,} at most")
     return sizes

@@ -20,7 +20,7 @@ from kgmlm.runs.folder import RunFolder, read_record
 
 
 def versions() -> dict[str, str]:
-    """Versions of what numbers depend on; of a checkout, the commit too ("+" where files differ from it)."""
+    """Versions of what results depend on; for a checkout, also the commit ("+" if files differ from it)."""
     versions = {"kgmlm": __version__, "python": platform.python_version()}
     for package in ("torch", "transformers", "tokenizers", "accelerate", "numpy", "pykeen"):
         try:
@@ -62,7 +62,7 @@ def command_line() -> str:
 
 
 def model_address(model_name: str) -> str:
-    """The model of a run for the record: of a folder its path from the root, which holds anywhere."""
+    """The model of a run for the record: for a folder, its absolute path, which holds anywhere."""
     path = Path(model_name)
     return str(path.resolve()) if model_name != "scratch" and path.is_dir() else model_name
 
@@ -95,8 +95,8 @@ def run_of(model_name: str) -> Path:
 def past_graphs(run: RunFolder) -> tuple[list[KnowledgeGraph], list[str]]:
     """The graphs of the runs that a run began from, and the datasets of those that are no longer there.
 
-    What the same command made is the run itself, and a built-in dataset that is the run's own can be fetched:
-    neither is missed.
+    A run made by the same command is the run itself, and a built-in dataset of the run's own can be fetched:
+    neither counts as missing.
     """
     graphs: dict[Path, KnowledgeGraph] = {}
     gone = []

@@ -90,7 +90,7 @@ class Predicting:
         """Open the run, where it is not open here.
 
         Raises:
-            RunError: when this worker sees other weights than who asks it.
+            RunError: when this worker sees other weights than the process that asks it.
         """
         predictor = self.opened
         if predictor is None:
@@ -137,8 +137,8 @@ def predicted(
         keywords: as of :meth:`kgmlm.ranking.predictor.Predictor.predict`.
 
     Raises:
-        RunError: when the processes were asked different queries, or see another run; or workers end again
-            and again.
+        RunError: when the processes were asked different queries, or see another run; or workers die
+            repeatedly.
     """
     workers = workers or Workers()
     with shared_by(join(run.options.device)) as world:

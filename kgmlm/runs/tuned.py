@@ -1,6 +1,6 @@
 """The tuned weights of a run's signals and second stages: ``model/mixture.json``.
 
-With them are the digests of the signals that they were chosen for: with others they are not used.
+They come with digests of the signals that they were chosen for, and are not used with others.
 
 Shapes: R relations.
 """
@@ -62,8 +62,8 @@ class TunedWeights:
 
     Attributes:
         mixture: how much each signal counts.
-        uses: of each second stage that was chosen or asked for, how many candidates it scores (0 where that
-            was no better) and how much that counts.
+        stage_weights: for each second stage that was chosen or asked for, how many candidates it scores (0
+            where that was no better) and how much that counts.
         of: what :attr:`~kgmlm.runs.folder.RunFolder.fingerprints` were then.
         by: the command that chose, and its figures on validation.
     """

@@ -1,7 +1,7 @@
 """The one writer of a run: its lock, what it puts in order, and what it writes.
 
 Whatever is written is there whole or not at all: a kill at any point leaves the run as it was or as it is to
-be, and the next writer removes what is half-written. What writes a run returns it as it is then.
+be, and the next writer removes what is half-written. Functions that write a run return it as it is then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HELD: set[tuple[Path, int]] = set()  # runs that this process writes, by thread
 
 @contextmanager
 def writing(path: Path, what: str) -> Iterator[None]:
-    """Be the only one that writes a run, and put in order what a kill has left of it.
+    """Be the only writer of a run, and put in order what a kill has left of it.
 
     Args:
         path: where it is, or will be.
@@ -180,7 +180,7 @@ def save_tuned(run: RunFolder, tuned: TunedWeights, trees: Trees | None = None) 
 def save_signal(run: RunFolder, signal: Signal, **how: Any) -> RunFolder:
     """Keep a signal beside the model; ``how`` it was trained goes into the record.
 
-    It counts nothing until `kgmlm tune` has chosen how much.
+    It has no weight until `kgmlm tune` has chosen one.
     """
     with replacing(run.path, signal.file) as temporary:
         signal.save(temporary)
@@ -265,7 +265,7 @@ def check_output(path: Path, overwrite: bool) -> None:
 
 
 def is_blank(path: Path) -> bool:
-    """Return whether a run was laid and has learned nothing, as when its training was refused."""
+    """Return whether a run was created but has learned nothing, as when its training was refused."""
     laid = {"run.json", "config.toml", "graph", "checkpoints", "metrics.jsonl", "logs"}
     if not (path / "run.json").is_file() or not {p.name for p in path.iterdir()} <= laid:
         return False
@@ -310,7 +310,7 @@ _OWN = {
 
 
 def check_result(path: Path) -> None:
-    """See, before long work, that results can be written there, and that it is no file of a run's own.
+    """Check, before long work, that results can be written to a path, and that no run owns that file.
 
     Raises:
         DataError: when it cannot be written.

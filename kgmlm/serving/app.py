@@ -1,4 +1,4 @@
-"""The service: its paths, its page, who may ask, and how errors are told."""
+"""The service: its paths, its page, who may ask, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 PATIENCE = 30  # seconds until a request must be whole
 ENDING = "the service is ending"
 TOO_LARGE = f"a body has at most {MAX_BYTES:,} bytes"
-OPEN = {"/", "/healthz", "/openapi.json", "/docs"}  # they tell nothing of the run
+OPEN = {"/", "/healthz", "/openapi.json", "/docs"}  # these reveal nothing about the run
 OPEN_BELOW = ("/page/", "/static-offline-docs/")
 DATA = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 NOTHING = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
@@ -96,12 +96,12 @@ def problem(status: int, sentence: str, **headers: str) -> Response:
 
 
 class Guard:
-    """Lets in who may ask, counts, and marks what goes out as data.
+    """Lets in those who may ask, counts requests, and marks responses as data.
 
     Args:
         token: what ``Authorization: Bearer`` must have; None lets everybody in.
         hosts: names that the Host header may have, beside addresses that only this machine reaches; None is
-            any. A page of another site, whose name was made to lead to this machine, cannot ask then.
+            any. This keeps out pages of other sites whose names were made to resolve to this machine.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Judging:
                 raise RunError(MOVED)
             try:
                 add_judgments(self.path, judgment)
-            except RunError:  # it names paths of this machine
+            except RunError:  # its text has paths of this machine
                 raise RunError(FAILED) from None
             self.latest.pop(judgment.triple, None)
             if judgment.label is not None:
@@ -285,7 +285,7 @@ def add_judging(app: FastAPI, session: Session, judging: Judging) -> None:
     def judgments(
         entity: Annotated[
             str | None,
-            Query(max_length=schema.LONGEST_NAME, description="Those of its triples; by its label."),
+            Query(max_length=schema.LONGEST_NAME, description="Only for its triples; by its label."),
         ] = None,
     ) -> Any:
         """The judgments that count: the latest one of each triple."""
@@ -351,7 +351,7 @@ class Service:
             QueryError: when it is more work than one request may ask.
             _Gone: when the client has left.
         """
-        self.batcher.start()  # an application that this one is mounted in has not told it to
+        self.batcher.start()  # when this app is mounted in another, nothing else has started it
         asked = asyncio.create_task(self.batcher.ask_in_parts(self.session.parts(task)))
         left = asyncio.create_task(_left(request))
         try:
@@ -370,10 +370,10 @@ class Service:
 
 
 async def _answer(model: type[BaseModel], value: Mapping[str, Any], *, unset: bool = False) -> Response:
-    """A response of a model, which may be of many megabytes, made beside the event loop.
+    """A response with a model, perhaps of many megabytes, that is made outside the event loop.
 
     Args:
-        unset: whether to write what the value does not have.
+        unset: whether to write fields that the value does not have.
     """
 
     def written() -> str:
@@ -389,7 +389,7 @@ async def _left(request: Request) -> None:
 
 
 def _only_known(request: Request) -> None:
-    """Refuse parameters that an address has not, as bodies refuse fields; the page has its own."""
+    """Refuse unknown query parameters, as bodies refuse unknown fields; the page has its own."""
     route = request.scope["route"]
     if not route.include_in_schema:
         return
@@ -513,7 +513,7 @@ def _add_exploring(app: FastAPI, service: Service, facts: FactFinder) -> None:
     @app.get("/new-facts", response_model=schema.NewFactsResponse)
     def new_facts(
         relation: Annotated[
-            str | None, Query(max_length=schema.LONGEST_NAME, description="Facts of it alone; by its label.")
+            str | None, Query(max_length=schema.LONGEST_NAME, description="Only facts with it; by its label.")
         ] = None,
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=100)] = 10,
@@ -559,9 +559,12 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
         k: Annotated[int, Query(ge=1, le=100)] = 10,
         relation: Annotated[
             str,
-            Query(max_length=schema.LONGEST_NAME, description="Where nothing was typed: those that have it."),
+            Query(
+                max_length=schema.LONGEST_NAME,
+                description="If nothing was typed, only entities that have this relation; its label.",
+            ),
         ] = "",
-        side: Annotated[Literal["head", "tail"], Query(description="What they are there.")] = "head",
+        side: Annotated[Literal["head", "tail"], Query(description="Their side of the relation.")] = "head",
     ) -> Any:
         """Entities whose label, name or alias is like what was typed; without it some examples."""
         hits = session.find(q, k) if q.strip() else session.examples(relation, side, k)
@@ -582,10 +585,10 @@ def _add_reading(app: FastAPI, service: Service, judging: Judging, updates: Upda
         entity: Annotated[
             str | None,
             Query(
-                max_length=schema.LONGEST_NAME, description="Those first that it usually has; by its label."
+                max_length=schema.LONGEST_NAME, description="Its label; relations usual for it come first."
             ),
         ] = None,
-        side: Annotated[Literal["head", "tail"], Query(description="What the entity is there.")] = "head",
+        side: Annotated[Literal["head", "tail"], Query(description="The entity's side of it.")] = "head",
     ) -> Any:
         """All relations."""
         rows = [{"label": r.label, "name": r.name} for r in session.graph.relations]

@@ -1,6 +1,6 @@
-"""Work of a service in the background: to look for new facts, and to add entities to the run itself.
+"""Background work of a service: looking for new facts, and adding entities to the run itself.
 
-Each is a process of its own, after which people's questions go first.
+Each is a process of its own, at low priority, so that people's questions go first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REFUSED = (
 )
 AT_WORK = "another update is at work; try again when it has ended"
 CHANGED = "the run's folder has changed since it was opened"
-IDLE = 10  # how much other processes go before these, from 0 to 19
+IDLE = 10  # the niceness of these processes, from 0 to 19
 Row = dict[str, Any]
 
 
@@ -139,7 +139,7 @@ class FactFinder:
                 folder.cleanup()
 
     def _look(self) -> None:
-        """See how far the work is, and begin it where it has not begun."""
+        """Check how far the work is, and start it if it has not begun."""
         if self._status == "new":
             self._found = NewFacts.read(self.run, self.file)  # another service has kept it
             if self._found is not None:
@@ -161,7 +161,7 @@ class FactFinder:
                 self._found, self._status = made, "ready"
 
     def _begin(self) -> None:
-        """Start the next process, after what it left of another state of the run is gone."""
+        """Start the next process, after removing what is left from another state of the run."""
         if not self.is_current():
             self._end(CHANGED)
             return
@@ -261,7 +261,7 @@ class Updates:
 
 
 def _written(entities: Sequence[NewEntity], folder: Path) -> list[str]:
-    """Write entities and their triples as files; the options of `kgmlm update` that name these."""
+    """Write entities and their triples as files; return the options of `kgmlm update` that name them."""
     texts = {
         "label": [e.label or e.name for e in entities],
         "name": [e.name for e in entities],

@@ -1,10 +1,10 @@
 """Requests that come at the same time share forward passes: a bounded queue, and one thread that works.
 
-What waits is taken together: as much as fits a batch, as soon as the worker is free, but not before the
-oldest has waited for the window. A busy worker needs no window: what comes meanwhile waits anyway.
+Waiting tasks are taken together: as many as fit a batch, as soon as the worker is free, but not before the
+oldest has waited for the window. A busy worker needs no window: tasks that come meanwhile wait anyway.
 
-A request of much work comes in parts, of which the next one queues when the last one is done. So others' work
-comes between them, and work whose client has left ends with the part at hand. Metrics count both.
+A large request comes in parts, each of which queues when the one before it is done. So the work of others
+comes between them, and the work of a client that has left ends with the current part. Metrics count both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Work = Callable[[Sequence[Task]], Sequence["Result | Exception"]]
 
 
 class FullError(Exception):
-    """No more may wait; ``after`` is in how many seconds to come again."""
+    """Too much is waiting; ``after`` is the number of seconds after which to try again."""
 
     def __init__(self, after: int) -> None:
         super().__init__(f"too many requests wait; try again in {after} s")
@@ -45,7 +45,7 @@ class _Waiting(Generic[Task, Result]):
 
 @dataclass(frozen=True)
 class Seen:
-    """Listener to batches and to requests that were not served; by default nobody."""
+    """Callbacks for batches and for requests that were not served; by default they do nothing."""
 
     batch: Callable[[int, float], None] = lambda size, seconds: None
     dropped: Callable[[], None] = lambda: None
@@ -60,7 +60,7 @@ class Batcher(Generic[Task, Result]):
         most: the largest sum of sizes per batch; a larger task is a batch of its own.
         window: seconds that the first task waits for others.
         bound: the largest sum of sizes that may wait.
-        seen: who counts.
+        seen: callbacks that count.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Batcher(Generic[Task, Result]):
             self._loop = asyncio.create_task(self._run())
 
     def end(self, grace: float) -> None:
-        """Take nothing new, and let open requests have so many seconds more; in a running event loop."""
+        """Take nothing new, and give open requests ``grace`` more seconds; in a running event loop."""
         self._closing = True
         self._came.set()
         asyncio.get_running_loop().call_later(grace, self._cut_off)
@@ -118,7 +118,7 @@ class Batcher(Generic[Task, Result]):
         return result
 
     async def ask_in_parts(self, parts: Sequence[tuple[Task, int]]) -> list[Result]:
-        """The results of a request's parts, (task, size) each. Who is cancelled meanwhile leaves the queue.
+        """The results of a request's parts, (task, size) each. If cancelled meanwhile, it leaves the queue.
 
         Raises:
             FullError: when too much waits already.
@@ -225,12 +225,12 @@ class Metrics:
         self.batches = Histogram("batch_queries", "Queries per batch.", buckets=sizes, **kept)
         self.working = Histogram("batch_seconds", "Seconds of work per batch.", buckets=seconds, **kept)
         self.dropped = Counter("dropped", "Requests whose client left before the answer.", **kept)
-        self.refused = Counter("refused", "Requests refused since too many waited.", **kept)
+        self.refused = Counter("refused", "Requests refused because too many waited.", **kept)
         self.waiting = Gauge("waiting_queries", "Queries that wait.", **kept)
 
     @property
     def seen(self) -> Seen:
-        """Callbacks that a batcher tells."""
+        """The callbacks for a batcher."""
         return Seen(self._batch, self.dropped.inc, self.refused.inc)
 
     def _batch(self, size: int, seconds: float) -> None:

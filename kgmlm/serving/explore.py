@@ -70,8 +70,8 @@ class Search:
         self.offsets, self.postings, self.sizes = _index(self.texts)
 
     def find(self, typed: str, k: int) -> list[Hit]:
-        """The k best entities for what was typed: those that are called so, those whose label, name or alias
-        begins so (the shortest first), then those that are like it.
+        """The k best entities for what was typed: exact matches, those whose label, name or alias begins with
+        it (the shortest first), then those that are similar to it.
         """
         typed = _plain(typed)
         best: dict[int, float] = {}
@@ -106,7 +106,7 @@ class Search:
         for part in parts:  # a text has each pair once, so no index repeats
             shared[part] += 1
         rows = np.flatnonzero(shared >= max(1, int(shared.max()) // 2))
-        # As if a text ended where what was typed ends: who types is not done yet.
+        # As if each text ended where the typed one ends: the user may still be typing.
         sizes = np.minimum(self.sizes[rows], len(pairs) + 2)
         dice = 2 * shared[rows] / (sizes + len(pairs))
         if len(rows) > COMPARED:
@@ -116,7 +116,7 @@ class Search:
 
 
 def _alike(typed: str, text: str) -> float:
-    """From 0 to 99: how like the whole text, its beginning, or one of its words is."""
+    """How similar the whole text, its beginning, or one of its words is, from 0 to 99."""
     ratio = max(fuzz.ratio(typed, text), 0.95 * fuzz.ratio(typed, text[: len(typed)]))
     if len(text) > len(typed):
         ratio = max(ratio, 0.9 * fuzz.partial_ratio(typed, text))
@@ -166,7 +166,7 @@ def _block(texts: Sequence[str], first: int) -> tuple[IntArray, IntArray, IntArr
     return counts, (rows + first).astype(np.int32), np.bincount(rows, minlength=len(texts))
 
 
-NEAR = 4  # triples of each kind that are edge_rows
+NEAR = 4  # triples of each kind that are shown
 ANSWERS = range(2, 9)  # that an example has
 TYPES = 200  # that a new entity can be given by choosing
 NEW = 3  # entities that are proposed to be asked about
@@ -182,11 +182,11 @@ class Example(NamedTuple):
 
 
 class Explorer:
-    """A graph as somebody walks through it.
+    """A graph to browse.
 
     Args:
-        type_relation: the label of a relation whose tails are types of its heads; where it is empty, one
-            that is called so is taken.
+        type_relation: the label of a relation whose tails are types of its heads; if it is empty, a relation
+            with a name in ``TYPING`` is used.
     """
 
     def __init__(self, graph: KnowledgeGraph, type_relation: str = "") -> None:
@@ -226,15 +226,15 @@ class Explorer:
         return sp.csr_array(self.sides_NS > 0).astype(np.float32)
 
     def usual(self, entity: int | None, side: str) -> list[tuple[int, float, int]]:
-        """All relations, those first that entities like this one have: (relation, share of what such
+        """All relations, starting with those that entities like this one have: (relation, share of what such
         entities have, the entity's own training triples).
 
-        Entities are alike as far as they fill the same sides of relations. What an entity has counts first;
-        where nothing is known of it, what is frequent does.
+        Entities are alike as far as they fill the same sides of relations. An entity's own relations come
+        first; if nothing is known about it, the order is by frequency.
 
         Args:
-            entity: None, or one that the graph has not, is any.
-            side: which one it has in the relation, "head" or "tail".
+            entity: None, or an entity that the graph lacks, stands for any.
+            side: the entity's side of the relation, "head" or "tail".
         """
         relations = len(self.graph.relations)
         at = 2 * np.arange(relations) + (side == "head")
@@ -263,9 +263,9 @@ class Explorer:
         """Training triples that are like an answer.
 
         Returns:
-            ``same_answer``: of the asked relation with the same answer, those first whose entity shares most
-            facts with the query's; ``same_question``: other answers of the query, those first that share most
-            facts with this one. Each with how many facts are ``shared``, ``of`` those of what it is like.
+            ``same_answer``: entities with the same answer by the same relation, sorted by how many facts they
+            share with the query's; ``same_question``: other answers to the query, sorted by how many facts
+            they share with this one. Each says how many facts are ``shared``, and ``of`` how many.
         """
         train = self.graph.splits["train"]
         train = distinct_triples(train[train[:, 1] == query.relation])
@@ -366,7 +366,7 @@ class Explorer:
     @cached_property
     def what_ifs(self) -> list[Row]:
         """Three entities that the graph does not have, with the relation to ask: those of the dataset's card,
-        or twins of entities, with the words of these.
+        or twins of the graph's entities, with their texts.
         """
         graph = self.graph
         labels = {label for r in graph.relations for label in (r.label, r.name)}
@@ -403,7 +403,7 @@ class Explorer:
         return rows
 
 
-ADDED = "added"  # instead of a split: what came with entities that were added
+ADDED = "added"  # in place of a split, for triples that came with added entities
 
 
 class Pages:

@@ -61,7 +61,7 @@ class NewTriple(OneSide):
 
 def _one_line(text: str) -> str:
     if text.splitlines() != [text] or not text.strip():
-        raise ValueError("it is one line, and not of blanks alone")
+        raise ValueError("it must be one line, and not blank")
     return text
 
 
@@ -70,7 +70,7 @@ NewName = Annotated[Name, AfterValidator(_one_line)]
 
 def _no_bar(text: str) -> str:
     if "|" in text:
-        raise ValueError("a type has no '|', which is between types")
+        raise ValueError("a type has no '|', which separates types")
     return _one_line(text)
 
 
@@ -78,17 +78,17 @@ NewType = Annotated[Name, AfterValidator(_no_bar)]
 
 
 class NewEntity(Body):
-    """An entity that the graph has not; it is read by its text and the triples that it is given."""
+    """An entity that the graph lacks; the model reads its text and the triples that are given for it."""
 
     name: NewName = Field(description="What people call it.")
     description: str = Field("", max_length=LONGEST_DESCRIPTION)
-    types: list[NewType] = Field([], max_length=MAX_TYPES, description="What it is, as other entities are.")
+    types: list[NewType] = Field([], max_length=MAX_TYPES, description="Types such as other entities have.")
     label: NewName | None = Field(None, description="Its identifier; by default its name.")
     triples: list[NewTriple] = Field(
         [],
         max_length=MAX_GIVEN,
-        description="What is known of it, as training triples are of others: neighbors in the text, what "
-        "rules and types go by, known answers. The other entity may be new, too.",
+        description="What is known about it. They count as training triples: neighbors in the text, evidence "
+        "for rules and types, known answers. The other entity may be new, too.",
     )
 
 
@@ -203,8 +203,8 @@ class Ranked(BaseModel):
     known: bool = Field(description="Whether the graph has the triple, in any split.")
     checked: bool = Field(
         True,
-        description="False where validation has too few entities like one of the triple, which training "
-        "has not, so that there is no probability.",
+        description="False if training lacks an entity of the triple, and validation has too few such "
+        "entities to give a probability.",
     )
 
 
@@ -318,7 +318,7 @@ class ExploreResponse(BaseModel):
 
 
 class NearRow(Named):
-    """An entity that is like another one: ``shared`` of whose ``of`` facts it has, too."""
+    """An entity that is like another one: it has ``shared`` of that one's ``of`` facts, too."""
 
     shared: int
     of: int
@@ -399,7 +399,7 @@ class EntitiesResponse(BaseModel):
 
 
 class AddResponse(BaseModel):
-    """The entities that were added, and how many of the entities are not of the run."""
+    """The entities that were added, and how many entities in all are not part of the run."""
 
     labels: list[str]
     added: int
@@ -412,7 +412,7 @@ class RelationRow(BaseModel):
     name: str
     triples: int
     share: float | None = Field(
-        None, description="Of what entities like the given one have on the given side, how much it is."
+        None, description="Its share of what entities like the given one have on the given side."
     )
     own: int | None = Field(None, description="How many training triples the given entity has there.")
     example: str | None = Field(None, description="The label of a head to begin with.")
@@ -470,7 +470,7 @@ class MissingResponse(BaseModel):
 
 class CameTrue(BaseModel):
     """New facts with at least a probability, and those of them that the test split has; ``expected`` is the
-    share that should be there.
+    share that it should have.
     """
 
     probability: float
@@ -509,8 +509,8 @@ class Limits(BaseModel):
     queries: int = MAX_QUERIES
     work: int = Field(
         MAX_WORK,
-        description="Texts to read: a query is one, and one for each candidate that is scored in reverse "
-        "; ten explained answers are one; a triple is two, a new entity is one.",
+        description="Texts to read: a query is one, and one for each candidate that is scored in "
+        "reverse; ten explained answers are one; a triple is two, a new entity is one.",
     )
     k: int = MAX_K
     entities: int = MAX_NEW

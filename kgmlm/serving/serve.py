@@ -78,7 +78,7 @@ def address(of: socket.socket) -> str:
 
 
 class _Patient(H11Protocol):
-    """Closes a connection whose next request does not begin as a whole in time."""
+    """Closes a connection on which the head of the next request does not arrive in time."""
 
     late: asyncio.TimerHandle | None = None
 
@@ -106,7 +106,7 @@ class _Patient(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Ends by SIGTERM or Ctrl-C, after what is in flight; that is no error."""
+    """Ends on SIGTERM or Ctrl-C, after requests in flight; that is not an error."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
 
 @contextmanager
 def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end a server, where this thread is told of signals."""
+    """Let SIGTERM and Ctrl-C end a server, if this thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -211,7 +211,7 @@ class Reloading:
     ) -> None:
         self.app, self.make, self.tell, self.seconds = first, make, tell, seconds
         self._asked: Counter[int] = Counter()  # requests in flight, by service
-        self._failures: list[str] = []  # why it could not be opened, since it could
+        self._failures: list[str] = []  # why it could not be opened, since the last success
 
     @property
     def state(self) -> Any:
@@ -260,7 +260,7 @@ class Reloading:
         try:
             new = await _beside(self.make)
             next_living = await _begun(new)
-        except Exception as error:  # such as that memory does not hold both
+        except Exception as error:  # for instance, memory cannot hold both
             if (failed := first_line(error)) not in self._failures:
                 self.tell(f"the run has changed and cannot be opened, so the old one is served: {failed}")
             self._failures.append(failed)

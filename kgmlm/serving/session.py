@@ -1,7 +1,7 @@
 """A served run: its model, added entities, names to ids, the work on requests, and its folder.
 
-Whoever trains a run further, moves it or removes it does not ask who serves it. An open run keeps answering
-from memory; whatever needs the folder first asks :class:`Origin`. All methods but :meth:`Session.find`,
+A run may be trained further, moved or removed while it is served. An open run keeps answering from memory;
+whatever needs the folder first asks :class:`Origin`. All methods but :meth:`Session.find`,
 :meth:`Session.page` and the figures are for one thread at a time.
 """
 
@@ -240,7 +240,7 @@ EXPLAINED, TOLD = 10, 500  # answers that take about as long as reading a text
 
 @dataclass
 class Own:
-    """New entities of one request, and what answers with them once the first part of it was asked.
+    """New entities of one request, and what answers with them after its first part was asked.
 
     Attributes:
         known: the predictor and the names that know them.
@@ -417,7 +417,7 @@ class Session:
         return predictor, names
 
     def _ranked(self, tasks: dict[int, RankTask]) -> dict[int, Any]:
-        """The answers of requests that have the same options; those of one request where it has entities."""
+        """The answers to requests with the same options; a request with its own entities comes alone."""
         first = next(iter(tasks.values()))
         try:
             predictor, names = self._knowing(first.own)

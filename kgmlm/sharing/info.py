@@ -28,7 +28,7 @@ class Info:
     Attributes:
         graph: its name, and how many entities, relations and triples it has.
         model: what training began with, the span in tokens, the objective and the text settings.
-        signals: of each that counts, its average weight; and how each was made that is beside the model.
+        signals: the average weight of each that counts, and how each one beside the model was made.
         reverse: how many of the best are scored in reverse, and how much that counts; None where none are.
         trained: status, step, minutes and command; earlier runs, latest first.
         validation: the best MRR in training, and the figures that the weights were chosen by.
@@ -36,7 +36,7 @@ class Info:
             figures by two-fold cross-fitting (``ece``, ``auc``, ...); only ``refused``,
             a sentence, where they are damaged or of other scores; None where there are none.
         updates: what `kgmlm update` has added and removed, oldest first.
-        ranks: MRR and Hits@10 of each kept file of ranks; nothing of one that is damaged.
+        ranks: MRR and Hits@10 of each kept file of ranks; damaged files have none.
         bytes: on disk.
     """
 

@@ -1,4 +1,4 @@
-"""Pack a run into one file, and make a run of one."""
+"""Pack a run into one file, and unpack such a file into a run."""
 
 from __future__ import annotations
 

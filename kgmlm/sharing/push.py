@@ -40,7 +40,7 @@ def push(run: Run | str | Path, options: PushOptions) -> Outcome:
     """Push a run to a Hugging Face Hub, where ``kgmlm.open_run("hf://USER/NAME")`` opens it.
 
     The repository gets the run's pack; the masked LM, if the run trained one, so that transformers loads it
-    by the repository's name; and a model card. It is made where it is not there yet. Your access token is
+    by the repository's name; and a model card. It is created if it does not exist. Your access token is
     read from HF_TOKEN or from where `hf auth login` keeps it; HF_ENDPOINT names another Hub.
 
     Args:

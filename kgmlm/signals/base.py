@@ -82,8 +82,8 @@ def spoken(context: ContextGraph, triples: Iterable[tuple[int, int, int]]) -> st
 
 
 def sentences(context: ContextGraph, reasons: Iterable[Reason]) -> tuple[str, ...]:
-    """Reasons in words: the triples that each rests on, and how often its rule is right; of rules that rest
-    on the same triples the first one.
+    """Reasons in words: the triples that each rests on, and how often its rule is right; only the first of
+    rules that rest on the same triples.
     """
     first: dict[tuple[tuple[int, int, int], ...], Reason] = {}
     for reason in reasons:
@@ -104,8 +104,8 @@ class Signal(ABC):
     What a signal keeps is a file of tensors: :meth:`tensors` and :meth:`from_tensors` are all that most need.
 
     Attributes:
-        name: in tables of weights, in reports and in explanations; of its section of the settings, if it has
-            one.
+        name: in tables of weights, in reports and in explanations; also that of its section of the settings,
+            if it has one.
         title: its name in sentences such as "the run has no linked pairs".
         about: what its scores say, to readers of a report.
         file: where a run keeps it, below the run's folder: ``signals/NAME.safetensors``, or in ``model/``
@@ -182,11 +182,11 @@ class Signal(ABC):
     def from_tensors(
         cls, tensors: Mapping[str, npt.NDArray[Any]], graph: KnowledgeGraph, reader: Reader | None
     ) -> Self:
-        """The signal of which a file keeps this.
+        """The signal whose file keeps these tensors.
 
         Raises:
             OtherGraphError: when it is of another graph.
-            Exception: when it cannot be; the first line says why.
+            Exception: when they are invalid; the first line says why.
         """
         raise NotImplementedError
 
@@ -213,7 +213,7 @@ class Signal(ABC):
     @classmethod
     @contextmanager
     def reading(cls, path: Path) -> Iterator[None]:
-        """Inside it, whatever a file raises is one sentence.
+        """Turn any error of reading a file inside it into one sentence.
 
         Raises:
             RunError: naming the file, and the command that helps where it is of another graph.

@@ -41,7 +41,7 @@ from kgmlm.text.reader import Reader, Reading
 EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
 CUT = "cut"  # a tensor of the file: entities whose texts were not read as a whole, for lack of time
-CANDIDATES = "candidates"  # a tensor of the file that the others tell, and a pack has not
+CANDIDATES = "candidates"  # a tensor of the file that follows from the others; packs leave it out
 PARAMETERS = (
     "relation_text.weight", "relation", "query.weight", "query.bias", "neighbor.weight", "edge.weight",
     "asked.weight", "scale.weight", "scale.bias", "shift.weight", "shift.bias", "inner.weight", "inner.bias",
@@ -80,7 +80,7 @@ class Biencoder(TrainableSignal):
     Attributes:
         vectors: of the texts of its entities.
         relation_texts_RD: of its relations.
-        relation_rows: which relation that was learned each of them is; -1 where training had none.
+        relation_rows: which learned relation each of them is; -1 for those that training did not have.
         cut: entities whose texts were not read as a whole, for lack of time.
         shares: whether the encoder is the run's model as it is, whose weights are not saved twice.
     """
@@ -110,7 +110,7 @@ class Biencoder(TrainableSignal):
         self.cut = np.zeros(0, np.int64)
         self._candidates_NW: Floats | None = None
         self._table: Table | None = None  # of these
-        self._changed = np.zeros(0, np.int64)  # entities of which it does not have today's
+        self._changed = np.zeros(0, np.int64)  # entities whose vectors in it are out of date
 
     @classmethod
     def fit(
@@ -178,8 +178,8 @@ class Biencoder(TrainableSignal):
 
     @staticmethod
     def keep_texts(path: Path, graph: KnowledgeGraph, kept: Path) -> None:
-        """Lay the vectors of the texts of an older signal where :meth:`fit` finds them, if it has the same
-        encoder; nothing where that cannot be opened, or has not read all texts.
+        """Put the text vectors of an older signal where :meth:`fit` finds them, if it has the same encoder,
+        can be opened and has read all texts.
         """
         if kept.is_dir():
             return  # of a training that was interrupted
@@ -246,7 +246,7 @@ class Biencoder(TrainableSignal):
     def query_vectors(self, queries: Queries) -> Floats:
         """Unit vectors of queries ``(B, W)``.
 
-        Edges that answer the query in training tell nothing of it, here as in training.
+        Edges that answer the query in training are left out, here as in training.
         """
         kinds_KM, kind_B = self._kinds_KM, queries.kind_B
         row_E, edge_kind_E, other_E = self.context.links.edges(queries.entity_B)
@@ -407,9 +407,9 @@ def _check(
         "outer.weight": (inner, len(head["inner.bias"])),
     }  # fmt: skip
     if any(head[name].shape != shape for name, shape in shapes.items()):
-        raise ValueError("its parts are not of one size")
+        raise ValueError("the sizes of its parts do not match")
     if any(x.dtype != np.float32 or not np.isfinite(x).all() for x in head.values()):
-        raise ValueError("its head has numbers that cannot be")
+        raise ValueError("its head has impossible numbers")
     shape = (len(texts_ND), inner)
     if texts_ND.shape[1:] != (width,) or (candidates_NW is not None and candidates_NW.shape != shape):
         raise ValueError("it has vectors of another size")

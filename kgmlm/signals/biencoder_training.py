@@ -288,7 +288,7 @@ def _product(profile: Any, kinds_KM: torch.Tensor) -> torch.Tensor:
 
 
 def _products(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """In it, matrices are multiplied in the precision of the settings."""
+    """A context in which matrices are multiplied in the precision of the settings."""
     if not reduced(precision, device.type == "cuda"):
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

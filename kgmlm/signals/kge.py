@@ -1,7 +1,8 @@
 """A KGE model beside the text: ComplEx embeddings (Trouillon et al., 2016) as one more signal.
 
-It knows entities by their training triples alone and nothing of their texts. What it has never seen it is
-neutral about: such a candidate gets the mean over the entities that it knows, such a query scores all alike.
+It knows entities by their training triples alone and nothing of their texts. It is neutral
+about what it has never seen: such a candidate gets the mean over known entities, and such a query scores all
+candidates alike.
 
 Shapes: B queries, N entities of a graph, S entities seen in training, R relations, D real numbers an entity.
 """

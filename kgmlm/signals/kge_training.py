@@ -30,8 +30,8 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import GroupedAnswers
 
 DIVERGED = 1e10  # the product of three such embeddings is near the end of float32
-KEPT_EVERY = 120.0  # seconds between states that are kept of training, and at least
-KEPT_SHARE = 20  # times as long as it takes to write one
+KEPT_EVERY = 120.0  # seconds between saved states of training, at least; and at least ...
+KEPT_SHARE = 20  # ... this many times as long as writing one takes
 INITIAL = 1e-3  # standard deviation of fresh embeddings (Lacroix et al., 2018)
 
 
@@ -58,9 +58,9 @@ def train_complex(
 ) -> Embeddings:
     """Train ComplEx with reciprocal relations on the training triples.
 
-    Of each triple and side, the cross-entropy of a softmax over all entities that training has seen, so that
-    no other entity is ever a negative, and the third powers of the moduli of its three embeddings (N3; both
-    of Lacroix et al., 2018), unless ``settings.penalty`` says differently. An epoch
+    The loss of each triple and side is the cross-entropy of a softmax over all entities seen in training, so
+    no other entity is ever a negative, plus the third powers of the moduli of its three embeddings (N3; both
+    from Lacroix et al., 2018), unless ``settings.penalty`` says otherwise. An epoch
     asks each distinct query once, with all of its answers, in a new order.
 
     Args:
@@ -297,10 +297,10 @@ class _Kept:
         self._further = False  # the file has a later step of the same training, which stays
 
     def restore(self, optimizer: torch.optim.Optimizer, most: int) -> int:
-        """Put back what was kept of this training, and return after which step; 0 where there is nothing.
+        """Restore the saved state of this training, and return its step; 0 if there is none.
 
         Args:
-            most: what was kept of a later step is of no use.
+            most: the last useful step; the state of a later one is not restored.
         """
         try:
             with safe_open(self.path, "torch") as opened:
@@ -322,7 +322,7 @@ class _Kept:
         return step
 
     def keep(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write it, if that is long ago."""
+        """Write the state, if it was last written long ago."""
         began = time.monotonic()
         if self._further or began < self._next:
             return

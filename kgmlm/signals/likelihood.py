@@ -1,7 +1,7 @@
 """The mean token log-likelihood of a candidate's name in the query's hole (MLMLM; Clouatre et al., 2021).
 
-``score(e) = 1/k * sum_i log p_i(token_i(e))``. Entities share tokens, so log-probabilities are made once a
-distinct (position, token) pair and then averaged over the pairs of each name. Its gradients are made by
+``score(e) = 1/k * sum_i log p_i(token_i(e))``. Entities share tokens, so log-probabilities are computed once
+per distinct (position, token) pair and then averaged over the pairs of each name. Its gradients are made by
 :mod:`kgmlm.signals.likelihood_training`.
 
 Shapes: B queries, N candidates, K of each query's own, L span, P distinct pairs, T tokens of all names.

@@ -75,7 +75,7 @@ class _PairLogProbs(torch.autograd.Function):
         highest_R = logits_VR.amax(0)
         weights_VR = logits_VR.sub_(highest_R).exp_()
         total_R = weights_VR.sum(0)
-        ctx.weights_VR = weights_VR  # not saved by autograd, which would refuse that backward overwrites it
+        ctx.weights_VR = weights_VR  # not saved by autograd, which would not let backward overwrite it
         ctx.save_for_backward(hidden_DR, weight_VD, total_R, rows_P, position_P)
         log_z_LB = (highest_R + total_R.log()).view(-1, count)
         return pairs_PB.sub_(log_z_LB[position_P])

@@ -29,8 +29,8 @@ from kgmlm.text.reader import Reader, Reading
 
 SHORTEST = 4  # letters and digits of a name that is looked for: shorter ones stand in too many texts
 MAX_WORDS = 8  # of a name that is looked for
-FEW_ENTITIES = 100  # new entities up to which only they are looked at
-MAX_NAME_LENGTH = 20  # entities of one name; a name that more have is a word
+FEW_ENTITIES = 100  # with at most this many new entities, only they are searched
+MAX_NAME_LENGTH = 20  # entities that share a name; a name that more share is a common word
 _WORD = re.compile(r"[^\W_]+")
 
 

@@ -29,7 +29,7 @@ TABLE = 2**26  # pairs of entity and directed relation that a table has a place 
 
 
 def expanded(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Expand ranges of so many places each: which range every place is of, and where it is within.
+    """Expand ranges of the given lengths: the range that each place belongs to, and its offset within.
 
     >>> [x.tolist() for x in expanded(np.array([2, 0, 1]))]
     [[0, 0, 2], [0, 1, 0]]
@@ -39,7 +39,7 @@ def expanded(counts: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def blocks(costs: IntArray, most: int) -> Iterator[slice]:
-    """Neighbors together, at most so costly unless one alone is more.
+    """Group neighbors whose costs sum to at most ``most``; one that alone costs more is a group of its own.
 
     >>> [(x.start, x.stop) for x in blocks(np.array([2, 2, 9, 1]), 4)]
     [(0, 2), (2, 3), (3, 4)]
@@ -280,7 +280,7 @@ def _without_returns(
 
 
 SAMPLED = 20_000  # triples of a relation whose ends are looked at for paths between them
-SEEN = 2  # of these, those that a body of several steps leads through at least
+SEEN = 2  # the least number of these that a body of several steps must connect
 STARTS = 2_000  # entities from which a path is counted
 EDGES = 500  # of a hub, drawn by chance
 LONG_EDGES = 30  # the same for paths of three steps
@@ -370,7 +370,7 @@ def _paths(links: Adjacency, relation: int, steps: int, seed: int) -> PathRules:
     )
     codes, triples = (np.concatenate(column) for column in zip(*paths, strict=True))
     base = links.directed + 1
-    # In how many triples a body was seen, each once.
+    # The number of distinct triples in which each body was seen.
     codes, places = np.unique(codes, return_inverse=True)
     counts = np.bincount(np.unique(places * len(x) + triples) // len(x), minlength=len(codes))
     bodies = np.stack([codes // base**2, codes // base % base, codes % base], 1) - 1
@@ -459,9 +459,9 @@ def _counted(links: Adjacency, relation: int, bodies: IntArray, rng: Random) -> 
 
 
 def _constants(links: Adjacency, support: int) -> ConstantRules:
-    """Rules with constants: how many of those that a body holds for have the same answer.
+    """Rules with constants: how many of the entities that a body holds for have the same answer.
 
-    Those with some answer are a row of ``links.matrix``, and those that a body holds for another.
+    The entities with an answer are one row of ``links.matrix``, and those that a body holds for are another.
     """
     rows, entities = links.matrix.shape
     holder, linked = np.divmod(links.keys, links.directed)

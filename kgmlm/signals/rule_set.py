@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LONGEST = 3  # atoms of a body
-UNSEEN = 2  # wrong predictions that join those that were counted
+UNSEEN = 2  # wrong predictions added to those counted
 NONE = -1  # no relation, no entity, or any
 _VARIABLE, _QUOTED = re.compile("[A-Z]"), re.compile('"[A-Z]"')
 
@@ -95,7 +95,7 @@ class ConstantRules(Counted):
 
 
 def confidence(predicted: IntArray, correct: IntArray) -> Floats:
-    """The share of right predictions, with :data:`UNSEEN` wrong ones more.
+    """The share of right predictions, after adding :data:`UNSEEN` wrong ones.
 
     >>> confidence(np.array([6]), np.array([4])).tolist()
     [0.5]
@@ -219,10 +219,10 @@ class RuleFile:
         self.relations = relations
 
     def read(self, path: Path) -> tuple[RuleSet, int]:
-        """The rules of a file, and how many it has beside them: of other kinds, or about what the graph does
-        not have. Those without a body are beside them, too: how often an entity answers is known anyhow.
+        """The rules of a file, and how many others it has: of other kinds, or about what the graph does not
+        have. Those without a body are among the others: how often an entity answers is known anyway.
 
-        The confidence is computed again from the counts. Of a rule that comes twice the last line counts.
+        The confidence is computed again from the counts. If a rule occurs twice, the last line counts.
         """
         paths: dict[_Path, tuple[int, int]] = {}
         constants: dict[_Constant, tuple[int, int]] = {}
@@ -251,7 +251,7 @@ class RuleFile:
         try:
             predicted, correct, rule = int(row[0]), int(row[1]), row[3]
         except (IndexError, ValueError):
-            raise DataError(f"{where}: not 'predicted, correct, confidence, rule' by tabs") from None
+            raise DataError(f"{where}: not 'predicted, correct, confidence, rule', tab-separated") from None
         if not 0 <= correct <= predicted < 2**31:
             raise DataError(f"{where}: {correct} correct of {predicted} predicted")
         return (predicted, correct), self.parsed(rule)
@@ -283,7 +283,7 @@ class RuleFile:
         return _Constant(asked, answer, linked, value)
 
     def _atoms(self, text: str) -> list[_Atom] | None:
-        """Atoms behind each other; None where any is none."""
+        """Several atoms in a row; None if any of them is not an atom."""
         atoms, left = list[_Atom](), ""
         for part in text.split("), "):
             left += part
@@ -315,7 +315,7 @@ class RuleFile:
     def _lengths(self) -> tuple[dict[int, None], dict[int, None]]:
         """The lengths that labels of relations have, and those of terms, in ascending order.
 
-        Where a label ends is looked for at these alone: a line of brackets and commas is read in linear time.
+        A label can end only at these lengths, so a line of brackets and commas is read in linear time.
         """
         of_relations = sorted({len(relation.label) for relation in self.relations})
         labels = pa.array(self.entities.column("label"), pa.large_string())

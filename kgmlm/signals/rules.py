@@ -1,7 +1,7 @@
 """Rules as a signal: the best rules that predict a candidate, and the triples that they rest on.
 
-Rules hold for the triples of whatever graph is asked, so they hold on an unseen graph; rules with constants
-where it has the constants. A candidate that no rule predicts scores 0, or a trifle for how often it answers
+Rules apply to the triples of whatever graph is asked, so they apply to an unseen graph; rules with constants
+do if it has the constants. A candidate that no rule predicts scores 0, or a trifle for how often it answers
 in training.
 
 Shapes: B queries, N entities, S directed relations, M rules, K candidates of each query's own.
@@ -136,7 +136,7 @@ class Applied:
             yield Predictions(by, entity, self._evidence(c, rule), rule + len(self.rules.paths))
 
     def _by_answers(self, queries: Queries) -> Predictions:
-        """Rules with constants whose answer the query's entity is: whatever their body holds for."""
+        """Rules with constants whose answer is the query's entity; they predict all that their body fits."""
         c, directed = self.rules.constants, 2 * self.relations
         query, rule = self._by_head.find(queries.entity_B * directed + (asked_of(queries) ^ 1))
         any_, begin, count = self._holders(c.relation[rule], c.value[rule])
@@ -149,7 +149,7 @@ class Applied:
 
     def _holders(self, relation: IntArray, value: IntArray) -> tuple[BoolArray, IntArray, IntArray]:
         """The entities that bodies of rules with constants hold for: all that have the relation, or those
-        linked to the value; from which place of these, and how many.
+        linked to the value. Return which of the two, the first place among them, and how many.
         """
         links = self.links
         any_ = value == NONE
@@ -200,7 +200,7 @@ class Applied:
         return none if row < 0 else self.links.others[self.links.offsets[row] : self.links.offsets[row + 1]]
 
     def _between(self, start: int, end: int, body: list[int], been: tuple[int, ...] = ()) -> list[int]:
-        """The entities between the ends of a path, one such path, none of them where it has been."""
+        """The entities between the ends of one such path, which visits none twice."""
         been = (*been, start, end)
         if len(body) == 2:
             both = np.intersect1d(self._answers(start, body[0]), self._answers(end, body[1] ^ 1))
@@ -425,7 +425,7 @@ class Rules(TrainableSignal):
         return self._scored(best, often, all_B[row])[cell_BK]
 
     def _best_of_own(self, queries: Queries, ids_BK: IntArray) -> tuple[IntArray, IntArray, _Best]:
-        """The distinct pairs of queries and their own candidates, which each is, and the rules for these."""
+        """Distinct pairs of queries and own candidates, the pair of each candidate, and the best rules."""
         rows, entities = np.arange(len(queries)), self.applied.entities
         cells, cell_BK = np.unique(rows[:, None] * entities + ids_BK, return_inverse=True)
         best = _Best(len(cells))
@@ -437,7 +437,7 @@ class Rules(TrainableSignal):
         return cells, cell_BK, best
 
     def _scored(self, best: _Best, often: Floats, of: Floats) -> Floats:
-        """Scores from the best rules and, a trifle, from how often each answers, out of so many answers."""
+        """Scores from the best rules and, with little weight, from each entity's share of all answers."""
         scores = best.table[-1]
         for row in best.table[-2::-1]:
             scores = scores * np.float32(self.discount) + row

@@ -1,8 +1,8 @@
 """Similar entities and similar answers: nearest neighbors by the text vectors of the bi-encoder's encoder.
 
-Curators describe alike what they link alike. Of an entity that training has no triple of, the triples of the
-entities that are described most like it often say more than a trained head; and a later answer of a query is
-often described like the answers that it has.
+Curators describe alike what they link alike. For an entity without training triples, the triples of the
+entities with the most similar descriptions often say more than a trained head; and later answers of a query
+are often described like the answers that it has.
 
 Shapes: B queries, N entities or candidates that queries share, K candidates of each query's own, M answers,
 D width of the text vectors.
@@ -27,7 +27,7 @@ from kgmlm.text.reader import Reader, Reading
 NEIGHBORS = 100  # entities with the most similar texts whose triples count
 SHARPNESS = 20  # a neighbor counts e times less for each twentieth that its cosine is lower than the best
 SMALLEST = 1e-3  # share of the neighbors below which an answer counts as none
-ANSWERS = 100  # known answers of a query that candidates are compared with; of more, so many spread evenly
+ANSWERS = 100  # known answers of a query that candidates are compared with, evenly spaced if there are more
 NEAREST = 3  # of these, the most similar, whose cosines are averaged
 QUERY_BATCH = 64  # queries compared with all entities in one product
 
@@ -168,7 +168,7 @@ class SimilarAnswers(Similar):
         return scores
 
     def _known(self, queries: Queries) -> Iterator[tuple[int, IntArray]]:
-        """Queries with answers in training: their rows, and these answers, of many some."""
+        """The rows of queries with answers in training, and these answers, or a sample if there are many."""
         row_A, answer_A = self.context.answers.lookup(queries)
         order = np.argsort(row_A, kind="stable")
         rows, begins = np.unique(row_A[order], return_index=True)

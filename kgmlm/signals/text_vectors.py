@@ -61,7 +61,7 @@ class EncoderSource:
 
     entities: EntityTable
     encoder: TextEncoder
-    precision: str = "fp32"  # in which a text is read alike in any batch
+    precision: str = "fp32"  # so that a text's vector does not depend on its batch
     device: str | None = None  # where the encoder reads; None is the CPU
 
     @property
@@ -240,10 +240,10 @@ def _part(path: Path) -> Floats:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """In it, a damaged file is said to be one.
+    """Report a file that cannot be read inside it as damaged.
 
     Raises:
-        RunError: saying so.
+        RunError: naming the file.
     """
     try:
         yield

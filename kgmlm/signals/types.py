@@ -3,9 +3,9 @@
 A relation r has two sides: its range (side 2r), filled by its tails, and its domain (side 2r + 1), filled by
 its heads. An entity's features are the sides that it fills in training and the types that it is
 given. Which features go together is learned from a run's training triples (:class:`Affinity`) and applied to
-the entities of that graph or of another (:class:`EntityTypes`). An entity that training has not seen goes by
-its given types, else by those of the seen entities nearest to it, where the run has vectors; else it scores
-as any.
+the entities of that graph or of another (:class:`EntityTypes`). An entity that training has not seen is
+scored by its given types, or else by those of the nearest seen entities, where the run has vectors; failing
+that, it scores like any other.
 
 Shapes: N entities, R relations, S = 2R sides, T given types, F = S + T features, U sides that are asked, C
 bins of counts; B queries, K candidates of each query's own.
@@ -81,7 +81,7 @@ def _bins(count: Floats) -> IntArray:
 
 
 def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
-    """Return how many more triples to expect where an entity fills a side so often already ``(S, C)``.
+    """Return how many more triples to expect, by how often an entity fills a side already ``(S, C)``.
 
     By Good-Turing estimation (Good, 1953): each triple is withheld in turn and counts for entities that have
     as many as are left. So a country that has its capital is not expected to get another, while hubs grow.
@@ -100,7 +100,7 @@ def _rates(counts_NS: sp.csr_array, seen: int) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Affinity:
-    """Features that go together, as a run's training triples have it.
+    """Which features go together in a run's training triples.
 
     Attributes:
         labels: the T types that training entities are given.
@@ -109,9 +109,9 @@ class Affinity:
         having_F: how many have a feature.
         triples_S: distinct triples of each side.
         entities: how many entities training has.
-        least_S: how well all but few of the training entities that fill a side fit into it by their other
-            features; at most 0, which is as well as any entity.
-        rates_SC: how many more triples to expect where an entity fills a side so often already, by bins.
+        least_S: the fit that all but a few of the training entities on a side reach by their other features;
+            at most 0, the fit of an arbitrary entity.
+        rates_SC: how many more triples to expect, by how often an entity fills a side already, in bins.
     """
 
     labels: tuple[str, ...]
@@ -193,7 +193,7 @@ class Affinity:
         return sp.csr_array(sp.hstack([_binary(counts_NS), types_NT]))
 
     def silent(self, side: int) -> BoolArray:
-        """Features ``(F,)`` that say nothing of a side: itself, and types where it is what gives them."""
+        """Features ``(F,)`` that say nothing of a side: itself, and the types if its relation gives them."""
         silent_F = np.zeros(len(self.having_F), np.bool_)
         silent_F[side] = True
         if side // 2 == self.type_relation:
@@ -207,9 +207,9 @@ class Affinity:
         return row_F
 
     def fit(self, has_NF: sp.csr_array, side: int, withheld: int = 0) -> tuple[Floats, BoolArray]:
-        """The fit of entities into a side by their features, and for which of them any feature says so.
+        """How well entities fit a side by their features, and which of them have a feature that counts.
 
-        The mean over their features of ``log P(side | feature) / P(side)``, and over one more that says
+        The fit is the mean of ``log P(side | feature) / P(side)`` over their features and one more that says
         nothing, so that one odd feature alone counts less than many.
 
         Args:
@@ -225,8 +225,8 @@ class Affinity:
         return has_NF @ lift_F / (weight_N + 1), weight_N > 0
 
     def backing(self, side: int, having_F: IntArray) -> Floats:
-        """Return how probable an entity with a feature fills a side, ``(F,)``, so that entities sum to 1 for
-        sides that they fill, and to 1 for types that they have.
+        """Return how likely an entity with a feature is to fill a side, ``(F,)``, so that entities sum to 1
+        for sides that they fill, and to 1 for types that they have.
 
         Args:
             having_F: how many entities of the graph that is asked have each feature.
@@ -273,7 +273,7 @@ class EntityTypes:
 
     Attributes:
         affinity: what was learned of types.
-        relation_rows: which relation there each of the graph's is, or -1.
+        relation_rows: which relation of ``affinity`` each of the graph's is, or -1.
         own: what the graph's training triples and its table of entities say.
         neighbors: how many of the nearest seen entities lend theirs to one of which nothing is known.
         vectors_ND: gives vectors of unit length; None where there are none.
@@ -381,11 +381,11 @@ class EntityTypes:
         return count_N
 
     def _by_features(self, side: int) -> Floats:
-        """Return how probable each entity fills a side by its features ``(N,)``, the side itself left out."""
+        """Return how likely each entity is to fill a side, judging by its other features ``(N,)``."""
         affinity, has_NF = self.affinity, self.known.has_NF
         by_N: Floats = has_NF @ affinity.backing(side, self.having_F) / np.maximum(self._kinds_N, 1)
         lent = np.flatnonzero(self.known.source_N == SOURCES.index("nearest"))
-        if len(lent):  # what the nearest fill counts for all that it is
+        if len(lent):  # for these, the share of the nearest that fill the side counts, too
             direct = has_NF[lent][:, [side]].toarray()[:, 0] / max(int(self.having_F[side]), 1)
             by_N[lent] = (by_N[lent] + direct) / 2
         return by_N
@@ -393,9 +393,9 @@ class EntityTypes:
     def _rate(self, side: int) -> Floats:
         """Expected number of further triples of a side for each entity, ``(N,)``.
 
-        Those who have none share what :func:`_rates` expects of all of them by their features; if all whom
-        training has fill the side already, another entity is as any of them. An unseen one is not expected
-        to have more than those who fill the side have on average, or more than any of those who share.
+        Entities that have none share, by their features, what :func:`_rates` expects of all of them; if all
+        training entities fill the side already, another entity counts like any of them. An unseen one is not
+        expected to have more than those that fill the side on average, or more than any of those that share.
         """
         count_N, by_N = self._count(side), self._by_features(side)
         filled_N = self.affinity.rates_SC[side][_bins(count_N)]
@@ -529,12 +529,12 @@ class Types(TrainableSignal):
         together.check_format()
         sizes = (len(tensors["least"]), len(labels), len(tensors["having"]))
         if sizes != (shape[0], count, shape[0] + count) or not -1 <= relation < shape[0] // 2:
-            raise ValueError("its parts are not of one size")
+            raise ValueError("the sizes of its parts do not match")
         if tensors["rates"].shape != (shape[0], BINS):
             raise ValueError("it has rates of another kind")
         numbers = np.concatenate([tensors["least"], tensors["rates"].ravel()])
         if not np.isfinite(numbers).all() or (tensors["rates"] < 0).any() or neighbors < 1:
-            raise ValueError("it has numbers that cannot be")
+            raise ValueError("it has impossible numbers")
         counts = tensors["having"], tensors["triples"], entities
         floats = (tensors[name].astype(np.float32) for name in ("least", "rates"))
         affinity = Affinity(labels, relation, together, *counts, *floats)

@@ -56,8 +56,8 @@ class ReaderSource:
     """Entity texts as the masked LM of a run reads them, at a mask behind each.
 
     Attributes:
-        residuals: turns vectors ``(E, D)`` of entities into what training has learned of these beside their
-            texts; None where it learns no such thing. Saved vectors have it in.
+        residuals: adds to entity vectors ``(E, D)`` what training has learned beside the texts; None if it
+            learns nothing beside them. Saved vectors include it.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -203,7 +203,7 @@ class EntityVectors:
         return self.unread_of(None)
 
     def unread_of(self, ids: IntArray | None) -> int:
-        """Count those of some entities that all differ; None is all."""
+        """Count the unread ones among some distinct entities; None is all."""
         return len(self.missing(ids))
 
     def read(
@@ -236,12 +236,12 @@ class EntityVectors:
         batch_size: int = 64,
         advance: Callable[[int, int], None] = lambda n, total: None,
     ) -> list[Path]:
-        """Read all vectors, and write each part of so many into a folder; those that are there are not read.
+        """Read all vectors, and write them into a folder in parts of ``size``; existing parts are not read.
 
         No more than a part is in memory, and none afterwards. Processes that share the work take turns.
 
         Args:
-            of: what the vectors are known by, as JSON has it; parts of others are removed.
+            of: what identifies the vectors, as JSON; parts of other vectors are removed.
             advance: called with (entities just read, all of them).
 
         Returns:

@@ -115,7 +115,7 @@ class TextEncoder:
         return int(self.config.get("hidden_size") or self.config["dim"])
 
     def as_tensors(self, *, weights: bool = True) -> dict[str, npt.NDArray[Any]]:
-        """All that :meth:`of_tensors` makes the encoder of.
+        """All that :meth:`of_tensors` needs to rebuild the encoder.
 
         Args:
             weights: False leaves them out, where they are in the run's model, too.
@@ -140,7 +140,7 @@ class TextEncoder:
         """The encoder that :meth:`as_tensors` saved.
 
         Args:
-            names: of all tensors that there are; others than the encoder's are passed over.
+            names: of all tensors in the file; those that are not the encoder's are ignored.
             read: gives a tensor by its name; weights are asked for when a text is first read.
             model: the file of a masked LM, whose weights are taken where there are no others.
 
@@ -150,7 +150,7 @@ class TextEncoder:
         config = json.loads(read(_CONFIG).tobytes())
         own = config.pop("kgmlm")
         if own["pooling"] not in get_args(Pooling) or not isinstance(own["max_length"], int):
-            raise ValueError("its encoder pools in no way that there is")
+            raise ValueError("its encoder has an unknown pooling")
         mine = [name for name in names if name.startswith(ENCODER)]
         if not mine and model is None:
             raise ValueError("its encoder has no weights")
@@ -309,7 +309,7 @@ def _pooled(states_BTD: Floats, mask_BT: IntArray, pooling: Pooling) -> Floats:
 
 
 def _pooling(address: str) -> Pooling:
-    """The pooling that a folder of sentence-transformers says; of other encoders the mean.
+    """The pooling that a sentence-transformers folder declares; for other encoders, the mean.
 
     Layers behind the pooling are left out: what learns from the vectors has a projection of its own.
 

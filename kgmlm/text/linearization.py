@@ -156,7 +156,7 @@ def natural(context: ContextGraph, query: Query, neighbors: Sequence[Edge] = ())
 
 
 def entity_text(context: ContextGraph, entity: int) -> Linearization:
-    """The text of an entity's vector: ``virus. a tiny agent ___``; nothing that the graph knows."""
+    """The text of an entity's vector: ``virus. a tiny agent ___``, without its triples in the graph."""
     read = context.entities[entity]
     description = read.model_description
     return Linearization((Segment(f"{read.surface}.", cut=1), Segment(description, cut=2)))

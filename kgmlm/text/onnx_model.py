@@ -1,7 +1,7 @@
 """Text models computed by ONNX Runtime in float32, which opens in a tenth of the time that torch takes.
 
 The file ``encoder.onnx`` is the structure of a masked LM's encoder and its head alone. Its weights are those
-of ``model.safetensors`` beside it, given to the runtime when it is opened: so they are never others. The
+of ``model.safetensors`` beside it, given to the runtime when it is opened, so they always match. The
 logits of the decoder are made by NumPy (:func:`kgmlm.text.reader.log_probabilities`). The encoder of the
 bi-encoder has a structure of its own.
 
@@ -29,12 +29,12 @@ from kgmlm.text.tokenization import MaskedBatch
 
 ONNX_FILE = "encoder.onnx"
 WEIGHTS = "model.safetensors"
-KEY = "kgmlm"  # of what we say in the file's metadata, which are its last bytes
-_MARK = b'{"kgmlm_structure":'  # what these begin with
+KEY = "kgmlm"  # of our entry in the file's metadata, which is its last bytes
+_MARK = b'{"kgmlm_structure":'  # what that entry begins with
 
 
 class Facts(StrictModel):
-    """The facts that a file of a structure has about itself.
+    """What a structure file says about itself.
 
     Attributes:
         kgmlm_structure: the version of this.
@@ -55,7 +55,7 @@ class Facts(StrictModel):
 
 @contextmanager
 def _readable_errors(path: Path) -> Iterator[None]:
-    """Say of what goes wrong inside which file it is of, and what helps."""
+    """Make errors raised inside name the file, and say what helps."""
     try:
         yield
     except OSError:
@@ -114,7 +114,7 @@ class Structure:
             names = self.facts.weights
             values = [onnxruntime.OrtValue.ortvalue_from_numpy(tensors[name]) for name in names]
             options.add_external_initializers(names, values)
-            self._values = values  # which the session looks into
+            self._values = values  # kept alive: the session reads from them
             self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         self._process = os.getpid()
 

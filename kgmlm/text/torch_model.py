@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kgmlm.core.config import ScratchSettings
 
 FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
-FROM_PADDING = ("camembert", "roberta", "xlm-roberta")  # whose positions count from behind the padding's
+FROM_PADDING = ("camembert", "roberta", "xlm-roberta")  # their positions start after the padding's
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,8 @@ class PackedEncoder:
 
 
 _LAYERS = 1000  # that a model has at most
-_LOADING = threading.RLock()  # transformers lays weights by settings of the whole process
-_ENTERING = threading.RLock()  # a model keeps where it is read while it is read
+_LOADING = threading.RLock()  # transformers creates weights under process-wide settings
+_ENTERING = threading.RLock()  # a model holds the positions to read during a forward pass
 _LOGITS = 2**26  # logits held at once: 256 MB
 
 
@@ -367,7 +367,7 @@ class SpanModel(nn.Module):
 
     @property
     def gpu(self) -> str | None:
-        """Return the GPU that it computes on, such as "cuda:0"; None on a CPU."""
+        """The GPU that it computes on, such as "cuda:0"; None on a CPU."""
         return None if self.device.type == "cpu" else str(self.device)
 
     @property
@@ -424,7 +424,7 @@ class SpanModel(nn.Module):
             return
 
     def reduce(self, enabled: bool = True) -> None:
-        """Encode in bf16 without a training loop's saying so; states and scores stay float32.
+        """Encode in bf16 even outside a training loop; states and scores stay float32.
 
         Raises:
             ModelError: when the model's family cannot.
@@ -498,8 +498,8 @@ def log_probabilities_by_torch(
 
 
 def logits(rows_RD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor) -> torch.Tensor:
-    """Logits ``(R, V)`` of R states; of a query's few, the product with the weights first takes a fifth of
-    the time on CPUs.
+    """Logits ``(R, V)`` of R states; for the few of a query, putting the weights first in the product takes a
+    fifth of the time on CPUs.
     """
     return torch.addmm(bias_V[:, None], weight_VD, rows_RD.T).T
 
@@ -527,7 +527,7 @@ class Residuals(nn.Module):
 
 
 def span_model(model: TextModel) -> SpanModel:
-    """A text model that is trained: only torch's can be."""
+    """The text model as a torch model, the only kind that can be trained."""
     assert isinstance(model, SpanModel), "this needs the model by torch"
     return model
 
@@ -555,7 +555,7 @@ def _loaded(path: str | Path, seed: int) -> SpanModel:
     torch.manual_seed(seed)
     try:
         config = AutoConfig.from_pretrained(str(path), trust_remote_code=False)
-        if (layers := getattr(config, "num_hidden_layers", 0)) > _LAYERS:  # each is made before any is missed
+        if (layers := getattr(config, "num_hidden_layers", 0)) > _LAYERS:  # made before any is found missing
             raise ValueError(f"its config.json asks for {layers:,} layers")
         mlm, info = AutoModelForMaskedLM.from_pretrained(
             str(path), config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
@@ -566,11 +566,11 @@ def _loaded(path: str | Path, seed: int) -> SpanModel:
     encoder = [k for k in missing if k.startswith(f"{mlm.base_model_prefix}.")]
     if encoder:
         raise ModelError(f"'{path}' lacks weights of the encoder itself, such as {encoder[0]}")
-    # A shorter encoder would rank by what it never was.
+    # Without these layers, the encoder would be another model than the one given.
     if further := [k for k in info["unexpected_keys"] if re.search(r"(^|\.)layers?\.\d+\.", k)]:
         raise ModelError(f"'{path}' has more layers than its config.json says, such as {further[0]}")
     start_head(mlm, missing)
-    # A file's tensors begin anywhere in memory, and alignment decides how sums round: copies resume exactly.
+    # Tensors of a file may be unaligned, and alignment affects rounding: with copies, runs resume exactly.
     for tensor in (*mlm.parameters(), *mlm.buffers()):
         tensor.data = tensor.data.clone()
     return SpanModel(mlm)

@@ -1,9 +1,9 @@
-"""The best candidates of the queries that validation asks, by which second stages and trees are chosen.
+"""The best candidates of validation's queries, on which second stages and trees are chosen.
 
-Each distinct query is a list of the best candidates of the stages before; known answers that are not asked
-for are left out. Answers are in two halves, by the pair of the query's entity and the answer, so that both
-questions of a triple are in one. What is fitted to one half, the weights of signals included, is measured by
-the other.
+Each distinct query has a list of the best candidates of the earlier stages; known answers that are not asked
+for are left out. Answers are split into two halves by the pair of the query's entity and the answer, so both
+questions of a triple are in the same half. Whatever is fitted to one half, including the weights of signals,
+is measured on the other.
 
 Shapes: D distinct queries, d of them, K candidates of each, F numbers that are read of a candidate; B queries
 with an answer each; S signals.
@@ -29,7 +29,7 @@ from kgmlm.training.states import states_of
 from kgmlm.training.weights import ValidationSample, figures_of, odd_answers, refitted
 
 STAGES = ("first", "second")
-# Of some queries, which of all they are, and their candidates, -1 where there is none: (d, K, F).
+# Given some queries, their rows among all queries and their candidates (-1 for none), returns (d, K, F).
 ReadCandidates = Callable[[Queries, IntArray, IntArray], Floats]
 
 
@@ -38,14 +38,14 @@ class CandidateLists:
     """The best candidates of D queries, best first.
 
     Attributes:
-        candidates: which, and their scores by the stages before and by each signal; none where the next
-            stage would not read one.
-        open_DK: which compete: answers that are asked for, and what answers no known triple.
+        candidates: their ids, and their scores by the earlier stages and by each signal; -1 for those that
+            the next stage would not read.
+        open_DK: which compete: answers that are asked for, and entities that complete no known triple.
         asked_DK: which are answers that are asked for.
         read_DKF: what was read of each.
-        mixture: the weights that the scores are by.
-        unseen_N: which entities training has no triple of.
-        confident: by how much scores are divided in training, and weights multiplied.
+        mixture: the weights that the scores were computed with.
+        unseen_N: which entities have no training triple.
+        confident: the factor by which training divides scores, and by which weights are multiplied.
     """
 
     queries: Queries
@@ -86,11 +86,11 @@ class CandidateLists:
         )
 
     def among(self, of_DK: BoolArray) -> CandidateLists:
-        """These lists with only the candidates ``of_DK`` open; answers among the others are left out, too."""
+        """A copy in which only the candidates ``of_DK`` compete; other answers are left out, too."""
         return replace(self, open_DK=self.open_DK & of_DK, asked_DK=self.asked_DK & of_DK)
 
     def first(self, k: int) -> BoolArray:
-        """Return which ``(D, K)`` a stage would read that reads the k best: none that ties with the next."""
+        """Return which ``(D, K)`` a stage with this k would read: the k best that beat the next one."""
         there_DK, scores_DK = self.candidates.there_BK, self.scores_DK
         if k >= scores_DK.shape[1]:
             return there_DK
@@ -106,7 +106,7 @@ class CandidateLists:
         return replace(self, candidates=self.candidates._replace(scores_BK=scores_DK))
 
     def weights_of(self, asks: ListQueries, of_B: BoolArray) -> Mixture:
-        """The weights of signals that some of the asks choose; those of the lists of a single signal."""
+        """The weights of signals fitted to some of the queries; a single signal keeps those of the lists."""
         names = tuple(self.candidates.signal_scores)
         if len(names) < 2:
             return self.mixture
@@ -114,7 +114,7 @@ class CandidateLists:
         return refitted(self.sample(asks, names, scores_DKS), names, of_B, self.mixture)
 
     def sample(self, asks: ListQueries, names: Sequence[str], scores_DKS: Floats) -> ValidationSample:
-        """The lists as weights are fitted to them: the answer of a query first, then wrong candidates."""
+        """The lists in the form that weights are fitted to: a query's answer first, then wrong candidates."""
         inside_B = asks.column_B >= 0
         scores_BKS = scores_DKS[asks.list_B]
         answer_B1S = np.take_along_axis(scores_BKS, np.maximum(asks.column_B, 0)[:, None, None], 1)
@@ -144,8 +144,8 @@ class CandidateLists:
         return np.where(of_DK, placed_DK, after_DK)
 
     def ratio(self, asks: ListQueries, added_DK: Floats, of_B: BoolArray) -> float:
-        """Compute how much a second stage counts beside the stages before, so that the answers of some of
-        the asks are most likely.
+        """Compute the weight of a second stage relative to the earlier stages that makes the answers of some
+        queries most likely.
         """
         both = self.sample(asks, STAGES, np.stack([self.scores_DK, added_DK], 2))
         averages = both.fitted(STAGES, of_B, by_relation=False).averages
@@ -154,7 +154,7 @@ class CandidateLists:
     def reciprocal(
         self, asks: ListQueries, scores_DK: Floats, ahead_DK: BoolArray | None = None
     ) -> FloatArray:
-        """Reciprocal ranks ``(B,)``: of answers in their list by some scores, of others as they were.
+        """Reciprocal ranks ``(B,)``: by the given scores for answers in their list, unchanged for the others.
 
         Args:
             ahead_DK: which stay ahead of the others.
@@ -201,7 +201,7 @@ class ListQueries(NamedTuple):
     def helped(
         self, first_B: FloatArray, reciprocal_B: FloatArray, states_B: IntArray, stage_weight: StageWeight
     ) -> FloatArray:
-        """Reciprocal ranks with a stage, of those queries that it is used for; of others without it."""
+        """Reciprocal ranks with a stage for the queries that it is used for, without it for the others."""
         moves = [
             stage_weight.k > 0 and any(stage_weight.states[2 * unseen : 2 * unseen + 2]) for unseen in (0, 1)
         ]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 GRADIENT_NORM = 1.0  # to which gradients are scaled down
 LATEST = 50  # latest steps, whose median is the time of a step
 FIRST = 8  # steps before the total of a timed training is first estimated
-VALIDATING = 0.2  # share of the time that three validations may take; else there is only the last
+VALIDATING = 0.2  # share of the time that three validations may take; otherwise only the last one runs
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class TimeLimit(NamedTuple):
 class Timed:
     """The time of a training that ends by the clock, and how far it has gone.
 
-    What a validation takes is measured, and until then told by the time of a step.
+    The time of a validation is measured; until then, it is estimated from the time of a step.
 
     Args:
         limit: the time for everything, the validation at the end included.
@@ -158,7 +158,7 @@ class Timed:
         )
 
     def validates(self) -> bool:
-        """Return whether a validation is due: after a third and two, if they are short."""
+        """Return whether a validation is due: after one and two thirds, if validations are short."""
         third = int(3 * self.progress)
         if third <= self._third or third > 2 or 3 * self._validating > VALIDATING * self.seconds:
             return False
@@ -167,7 +167,7 @@ class Timed:
 
 
 def validation_steps(run: RunFolder) -> tuple[float, float]:
-    """In how many steps' time a validation is done, and all entities are read that it leaves out.
+    """The time of a validation, and of reading all entities that it leaves out, in training steps.
 
     A step reads a batch of queries and as many entities, and its backward pass takes twice as long.
     """
@@ -217,7 +217,7 @@ def rate_factor(settings: TrainingSettings, total: int, state: State) -> Callabl
 
 
 def end_within(epochs: float, settings: TrainingSettings, per_epoch: int, state: State) -> None:
-    """Have the rate of a run fall to nothing, from where its state is and within so many epochs."""
+    """Make the learning rate of a run fall to zero, from its current step on and within ``epochs``."""
     laid = _steps(settings, settings.epochs, per_epoch)
     state.decay_factor = rate_factor(settings, laid, state)(state.step)
     state.decay_from, state.decay_steps = state.step, _steps(settings, epochs, per_epoch)
@@ -276,8 +276,8 @@ Validate = Callable[[Ranker], tuple[Mixture, Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a training. ``signal`` is the number of the signal that interrupted it, if one did: one that
-    came when all was done but the last validation has interrupted nothing.
+    """The end of a training. ``signal`` is the number of the signal that interrupted it, if any: one
+    that arrives when only the last validation is left interrupts nothing.
     """
 
     status: Status
@@ -316,8 +316,8 @@ def train(
             that is ending already goes on ending as it began to.
         resume: go on from the newest checkpoint; ``ranker`` comes from :func:`.start.resume_run`.
         tracker: an accelerate tracker, such as "tensorboard"; its files go to ``RUN/logs``.
-        device: "cpu" keeps off a GPU that there is, "cuda:1" takes that one; None leaves it to accelerate.
-        limit: end the run after this time, that of validations and of earlier processes included. The
+        device: "cpu" ignores any GPU, "cuda:1" takes that one; None leaves the choice to accelerate.
+        limit: end the run after this time, which includes validations and earlier processes. The
             learning rate follows the time, and validations come after each third of it, or at the end alone
             where they take long. The epochs of the settings bound it, too.
 
@@ -417,7 +417,7 @@ class _Training:
         self.saved, self.saved_step = time.monotonic(), -1 if checkpoint is None else self.state.step
 
     def _position(self, step: int) -> float:
-        """The position in the schedule: the step, or that of the time that has passed if it is later."""
+        """The position in the schedule: the step, or the one that the elapsed time implies if it is later."""
         return step if self.timed is None else max(step, self.timed.progress * self.plan.laid)
 
     @property
@@ -426,7 +426,7 @@ class _Training:
         return (time.monotonic() - self.started) / 60
 
     def _forget(self) -> None:
-        """The model has changed: what it has read of entities holds no more."""
+        """Forget what was read of entities: the model has changed."""
         if self.ranker.vectors is not None:
             self.ranker.vectors.forget()
 
@@ -517,7 +517,7 @@ class _Training:
         return float(self.accelerator.reduce(torch.tensor(loss, device=self.accelerator.device), "mean"))
 
     def _together(self, *flags: bool) -> list[bool]:
-        """Flags that hold in any process, in all of them: they leave and save at the same step."""
+        """Set flags in all processes if any has set them, so that all stop and save at the same step."""
         if self.accelerator.num_processes == 1:
             return list(flags)
         counts = self.accelerator.reduce(torch.tensor(flags, device=self.accelerator.device).float())
@@ -533,7 +533,7 @@ class _Training:
         began = time.monotonic()
         mixture, metrics = self.validate(self.ranker)
         mrr = metrics["mrr"]
-        # What only --max-steps asked for chooses nothing, or a run that stops and resumes would be another.
+        # A validation that only --max-steps asked for chooses nothing; else a resumed run would differ.
         chooses = self.plan.validates(state.step) or state.step == self.plan.total
         if self.timed is not None:
             self.timed.validation = time.monotonic() - began

@@ -47,7 +47,7 @@ TEXTS = "texts"  # the stage in which the texts are read that the bi-encoder lea
 CHOICES = ("weights", "reverse", "trees", "calibration")  # use as many validation triples as time allows
 FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eval/LOG.md)
 PART = 0.25  # of an epoch of the masked LM at least; with less, a large graph gains more by other stages
-LONGEST = 0.85  # of the time that is left, for a masked LM that gets to fewer steps than planned
+LONGEST = 0.85  # share of the time left that a masked LM may take if its steps are slower than planned
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
 SAMPLED_TEXTS = 512  # texts by which the encoder is timed; fewer would be padded more
@@ -96,8 +96,8 @@ class Clock:
     def share(self, stage: str, among: Sequence[str]) -> float | None:
         """Seconds for a stage, of what is left for it and others; None where it does not end by the clock.
 
-        The masked LM of a training that was interrupted counts from its beginning, so it has what it took
-        before in addition.
+        The time of a masked LM counts from its beginning, so after an interruption, what it took before is
+        added.
         """
         if self.seconds is None or stage not in {TEXTS, *self.timed, *CHOICES}:
             return None
@@ -107,8 +107,8 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count what is done inside as a stage's time, that since the stage before included; where there is a
-        time for all, on as many threads as fit the machine's load.
+        """Count the time inside, and since the previous stage, as this stage's. Under a time limit, use as
+        many threads as fit the machine's load.
         """
         try:
             with nullcontext() if self.seconds is None else fitting_threads():
@@ -125,14 +125,14 @@ class Clock:
 def fitted(
     recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: GivenSettings, watch: Watcher
 ) -> Recipe:
-    """The recipe of a time: its stages end by the clock, and the masked LM is one of them if it fits."""
+    """The recipe for a time limit: its stages end by the clock, with the masked LM if it fits."""
     recipe = replace(recipe, seconds=seconds)
     measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
     if model != "scratch" and "text" in recipe.stages and measured:
         with fitting_threads():
             encoder = TextEncoder.load(model, recipe.settings.biencoder.max_length)
             encoder_speed = speed(encoder, graph)
-            watch.tell(f"a text of {graph.name} is read in {1000 * encoder_speed.per_text:.1f} ms")
+            watch.tell(f"reading a text of {graph.name} takes {1000 * encoder_speed.per_text:.1f} ms")
             recipe = _without_text(recipe, graph, seconds, encoder_speed)
     return _by_the_clock(recipe, graph, given)
 
@@ -220,7 +220,7 @@ def _least_text(
 
 
 def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:
-    """The seconds of a time that are the masked LM's, where some stages take no more than what is useful."""
+    """The masked LM's seconds of a time limit, where some stages take no more than is useful."""
     shares = {stage: SHARES[stage] for stage in (*stages, "weights") if stage in SHARES}
     while True:
         of_all = sum(shares.values())
@@ -233,7 +233,7 @@ def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]
 
 
 def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, float]:
-    """Seconds in which the bi-encoder and KGE have all steps that suit a graph, by a few of them.
+    """Seconds that the bi-encoder and KGE need for all useful steps, estimated from a few steps.
 
     Args:
         width: of the vectors of texts; the bi-encoder's steps are timed on random ones.
@@ -266,7 +266,7 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
 
 
 def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -> Recipe:
-    """The recipe whose stages end by the clock, but for those of which it was given how long they take."""
+    """The recipe with stages that end by the clock, except those whose length was set explicitly."""
     settings, reasons, usual = recipe.settings, dict(recipe.reasons), dict[str, float]()
     most: dict[Stage, tuple[str, str, float]] = {
         "biencoder": ("biencoder", "steps", _most_steps(recipe, graph)),
@@ -285,7 +285,7 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -
         usual[stage] = float(getattr(own, key))
         longest = own.model_copy(update={key: max(bound, usual[stage])})
         settings = settings.model_copy(update={section: longest})
-        reasons[f"{section}.{key}"] = f"at most, the time ends it; the preset has {usual[stage]:g}"
+        reasons[f"{section}.{key}"] = f"at most, as the time limit ends it; the preset has {usual[stage]:g}"
     sampled = _sampled(graph, recipe)
     if "kge" in timed and sampled and "candidates" not in given.values.get("kge", {}):
         settings = settings.model_copy(update={"kge": settings.kge.model_copy(update=sampled)})

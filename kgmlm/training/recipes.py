@@ -104,7 +104,7 @@ class Recipe:
         seconds: what all stages may take together; None is as long as the settings say.
         timed: the stages that end by the clock.
         usual: the epochs or steps that these have where no time is given.
-        text_from: where the time is too short for a masked LM: from how many minutes on it is not.
+        text_from: if the time is too short for a masked LM, the least number of minutes that suffices.
     """
 
     preset: str
@@ -238,14 +238,14 @@ def _settings(preset: str, shape: Shape, scratch: bool) -> tuple[dict[str, dict[
         "training.samples",
         "triples" if hubs else "queries",
         f"{shape.answers:.1f} answers per distinct query: "
-        + ("hubs are asked as often as they have answers" if hubs else "each query once reads most per hour"),
+        + ("hubs are asked once per answer" if hubs else "asking each query once covers the most per hour"),
     )
     sparse = shape.degree <= 5
     penalty = because(
         "kge.penalty",
         "entities" if sparse else "triples",
         f"the median entity has {shape.degree:.0f} training triples"
-        + (": embeddings of those with few are held small" if sparse else ""),
+        + (": embeddings of those with few are kept small" if sparse else ""),
     )
     batch = because(
         "training.batch_size", 64 if shape.triples > 2000 else 16, f"{shape.triples:,} training triples"
@@ -311,15 +311,15 @@ def _biencoder(preset: str, shape: Shape) -> tuple[dict[str, Any], dict[str, str
     steps = min(HEAD_STEPS[preset], laid)
     values: dict[str, Any] = {"batch_size": batch, "steps": steps}
     why = f"{PASSES} passes over {shape.triples:,} training triples from both sides"
-    reasons = {"biencoder.steps": why if steps == laid else f"at most, by the preset; {why} are {laid:,}"}
+    reasons = {"biencoder.steps": why if steps == laid else f"the preset's maximum; {why} would be {laid:,}"}
     if shape.triples >= SMALL:
         values["dropout"] = 0.2
-        reasons["biencoder.dropout"] = f"{shape.triples:,} training triples are not learned by heart"
+        reasons["biencoder.dropout"] = f"{shape.triples:,} training triples are too many to memorize"
     return values, reasons
 
 
 def share_of(steps: float, per_epoch: float) -> float:
-    """So many steps in epochs, to four digits however large an epoch is."""
+    """Convert steps to epochs, to four significant digits however large an epoch is."""
     return float(f"{steps / max(1, per_epoch):.4g}")
 
 
@@ -372,7 +372,7 @@ class GivenSettings:
         return self.settings.training.max_steps
 
     def fits(self, settings: Settings) -> bool:
-        """Return whether settings have what is given; where training stops may be another place."""
+        """Return whether settings agree with the given ones; the step to stop at may differ."""
         have = settings.model_dump()
         mine = self.settings.model_dump()
         return all(
@@ -384,7 +384,7 @@ class GivenSettings:
 
 
 def as_assignments(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Settings as "KEY=VALUE", which they may be already; of a dict without those that are None.
+    """Settings as "KEY=VALUE": strings stay as they are, and values of a dict that are None are left out.
 
     >>> as_assignments({"training.epochs": 5, "vector": {"enabled": True}})
     ['training.epochs=5', 'vector.enabled=true']
@@ -418,7 +418,7 @@ def settings_of(section: str, given: Sequence[str], others: bool = False) -> lis
 
 
 def check_end(decay: float | None, resume: bool, overwrite: bool) -> None:
-    """Refuse what says in two ways, or in no way, where a training begins and ends."""
+    """Refuse options that do not agree on where a training begins and ends."""
     if resume and overwrite:
         raise RunError("--resume and --overwrite exclude each other")
     if decay is not None and not resume:

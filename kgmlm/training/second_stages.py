@@ -44,8 +44,8 @@ def choose_reverse(
 ) -> tuple[StageWeight, dict[str, float]]:
     """Choose how many of the best are scored in reverse and how much that counts; none is a choice.
 
-    Of the weights that are tried it is the one by which the answers are most likely; how many is chosen by
-    MRR. Where what each half of the queries chose is no better for the other half, nothing is scored so.
+    The weight is the one, of those tried, that makes the answers most likely; the number is chosen by MRR.
+    Where what each half of the queries chose does not help the other half, nothing is scored in reverse.
 
     Args:
         candidates: how many are tried at most; None is as many as the settings of the run say.
@@ -163,15 +163,15 @@ def tune(
     candidates: int | None = None,
     batch_size: int = 64,
 ) -> Tuned:
-    """Choose all weights of a ranker: those of its signals at once, then the uses of its second stages.
+    """Choose all weights of a ranker: those of its signals at once, then the weights of its second stages.
 
     Each stage is chosen after those before it. Trees are not chosen here (:mod:`kgmlm.training.trees`).
 
     Args:
         protocol: on which triples of the run's own graph.
-        begin: the second stage to begin with; the weights of the signals and the uses of the stages before it
+        begin: the second stage to begin with; the weights of the signals and those of the stages before it
             stay.
-        second: on which triples second stages are chosen, at a query per candidate; None is all of the same.
+        second: the triples for choosing second stages, at a query per candidate; None takes the same ones.
         candidates: as of :func:`choose_reverse`.
 
     Raises:

@@ -50,10 +50,10 @@ from kgmlm.training.tune import (
     read_texts,
 )
 
-WEIGHED = 300  # validation triples of a first choice of weights, which times a larger one
-REVERSED = 20  # validation triples of a first choice of reverse scoring, which times a larger one
-CALIBRATED = 100  # validation triples of a first fit of probabilities, which times a larger one
-# Validation triples where --max-steps alone bounds a run; fewer do not tell how to score in reverse
+WEIGHED = 300  # validation triples for a first choice of weights, timed to size the final one
+REVERSED = 20  # validation triples for a first choice of reverse scoring, timed to size the final one
+CALIBRATED = 100  # validation triples for a first fit of probabilities, timed to size the final one
+# Validation triples where only --max-steps bounds a run; fewer cannot show how to score in reverse
 SHORT_RUN_TRIPLES = 50
 
 
@@ -130,7 +130,7 @@ def stages_left(run: RunFolder) -> list[Stage]:
 
 
 def _is_calibrated(run: RunFolder) -> bool:
-    """Return whether probabilities are fitted to what a run is now."""
+    """Return whether a run's probabilities are fitted to its current state."""
     try:
         return run.calibration is not None
     except RunError:
@@ -173,7 +173,7 @@ def signal_stages(path: Path, max_steps: int | None, clock: Clock, watch: Watche
 def text_limit(path: Path, clock: Clock) -> TimeLimit | None:
     """The time of the masked LM of a run; None where it does not end by the clock.
 
-    Where steps take longer than planned, it has time of later stages, so that they are not too few.
+    Where steps take longer than planned, it takes time from later stages to get enough of them.
     """
     recipe = open_folder(path).record.get("recipe") or {"stages": []}
     seconds = clock.share("text", _after(recipe["stages"])) if "text" in recipe["stages"] else None
@@ -222,7 +222,7 @@ def last_stages(
     if signals := [stage for stage in left if stage in beside()]:
         with clock.stage("weights"):
             figures = _chosen(path, "signals", few or 0, watch, WEIGHED, clock.share("weights", after))
-    # What was chosen beside other weights is chosen again.
+    # Stages chosen under other weights are chosen again.
     if "reverse" in left or (signals and REVERSE in before):
         with clock.stage("reverse"):
             most = REVERSE_TRIPLES if run.settings.trains_text else TEXTLESS_TRIPLES
@@ -287,9 +287,9 @@ def _chosen(
 
     Args:
         most: triples at most; 0 is all of validation.
-        first: how many tell what one takes.
+        first: triples to begin with, which show how long one takes.
         seconds: None is as long as it takes.
-        trial: leave it at the first where validation has no use for a second stage fitted to these.
+        trial: stop after the first triples if validation has no use for a second stage fitted to them.
     """
     wanted: dict[str, bool] = {} if only == "signals" else {only: True}
     if only == REVERSE:  # what comes after it has stages of its own
@@ -362,7 +362,7 @@ def _add_stage(
     watch: Watcher,
     marks: Mapping[str, Any],
 ) -> None:
-    """Train a signal of a recipe beside the text, in a time if one is given, if it is not there.
+    """Train a signal of a recipe beside the text if it is missing, within the time if one is given.
 
     Args:
         marks: further values of its record.

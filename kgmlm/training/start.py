@@ -1,4 +1,4 @@
-"""Start of a training: a new run is laid, or an interrupted one resumed from its checkpoint.
+"""Start of a training: a new run is created, or an interrupted one resumed from its checkpoint.
 
 The stream of micro-batches is a function of the seed and of the position in it, so a checkpoint is a step
 number, weights, optimizer moments and random states, and a resumed run has the losses of an unbroken one.
@@ -190,8 +190,8 @@ def _moments(
 class MetricsLog:
     """``metrics.jsonl``: one object per step and one per validation.
 
-    What lies behind a resumed step is cut, and so are validations that only ``max_steps`` asked for, and one
-    that was cut short after it was logged: it is done again.
+    Lines after a resumed step are dropped, and so are validations that only ``max_steps`` asked for, and one
+    that was interrupted after it was logged, since it is done again.
 
     Args:
         step: the resumed one.
@@ -269,7 +269,7 @@ def _state_of(checkpoint: Path) -> State:
 def keeping(run: Path, name: str, watch: Watcher) -> Iterator[Path | None]:
     """Keep the state of a signal's unfinished training beside its run, which may not be there yet.
 
-    Where nothing can be written there, nothing is kept. When training is interrupted, it is said.
+    Where nothing can be written, nothing is kept. If training is interrupted, the user is told.
     """
     target = run.resolve()
     kept = target.parent / f".{target.name}.{name}-unfinished"
@@ -340,8 +340,7 @@ def start_run(
 
     Raises:
         ConfigError: when there are too few batches.
-        ModelError: when the model cannot be used.
-        ModelError: when a query does not fit ``text.max_length``, too.
+        ModelError: when the model cannot be used, or a query does not fit ``text.max_length``.
         RunError: when the folder is in the way.
     """
     from accelerate import PartialState
@@ -373,7 +372,7 @@ def start_run(
             marks=marks,
         )
     processes.wait_for_everyone()
-    # Trained is on the files that were just written: the graph as it was read need not stay in memory.
+    # Training uses the files just written, so the graph as it was read need not stay in memory.
     run = open_folder(path)
     ranker = Ranker.initial(run.graph.context, reader.tokenizer, reader.model, settings, reader.vocabulary)
     ranker.reader.adopt_names(reader.names)

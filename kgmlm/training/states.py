@@ -25,7 +25,7 @@ from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.unseen import Unseen
 
 MEASURED = 20  # answers of a state by which validation says whether a choice helps it
-NEUTRAL = 10  # candidates, the best by text, whose structural scores are a neutral unseen candidate's
+NEUTRAL = 10  # best candidates by text, whose mean structural score a neutral unseen candidate gets
 NEUTRAL_QUERIES = 200  # validation queries from which neutral weights are averaged
 PRIOR_QUERIES = 5  # of the average relation that join a relation's own
 UNSEEN_ANSWER, UNSEEN_QUERY, UNSEEN_BOTH = 1, 2, 3  # states: what training has no triple of
@@ -58,17 +58,17 @@ def harms(gain_B: FloatArray, states_B: IntArray) -> bool:
 
 
 def measured_weight(stage_weight: StageWeight, states_B: IntArray) -> StageWeight:
-    """A use that moves candidates of those states alone of which there are enough answers."""
+    """A weight that moves only the candidates of states with enough answers."""
     return replace(stage_weight, states=tuple(measured_states(states_B).tolist()))
 
 
 def helpful_weight(stage_weight: StageWeight, gain_B: FloatArray, states_B: IntArray) -> StageWeight:
-    """A use that moves candidates of known entities' queries, or of unseen ones', where that gains and harms
-    no state; one of no candidates where it does for neither.
+    """A weight that moves candidates in queries about known entities, or about unseen ones, where that gains
+    and harms no state; if it does so for neither, a weight that moves no candidates.
 
     Args:
-        use: as of :func:`measured_use`.
-        gain_B: in reciprocal rank, cross-fitted, by that use.
+        stage_weight: as of :func:`measured_weight`.
+        gain_B: in reciprocal rank, cross-fitted, by that weight.
     """
     helped = [False, False]
     for unseen in (0, 1):
@@ -86,8 +86,8 @@ def best_way(
 ) -> tuple[str, FloatArray]:
     """Choose the way of scoring with the best MRR.
 
-    The MRR is the mean over states, of those with enough answers: how many of them validation asks about says
-    little of how many people will.
+    The MRR is averaged over the states with enough answers, since how often validation asks about a state
+    says little about how often people will.
 
     Args:
         ways: cross-fitted reciprocal ranks ``(B,)`` by name.
@@ -120,11 +120,11 @@ def neutral_weights(
     *,
     about_unseen: bool = False,
 ) -> Mixture:
-    """Weights by which an unseen candidate stands where its text says.
+    """Weights that rank an unseen candidate where its text would.
 
     Signals that know only training (rules, types, KGE, linked pairs, similar entities) raise the candidates
-    that they know. An unseen one gets as much instead as they give, on average, to the best of the others by
-    text.
+    that they know. An unseen one instead gets what they give, on average, to the best of the others
+    by text.
 
     Args:
         queries: distinct ones of validation; a seeded sample is asked.

@@ -86,7 +86,7 @@ def summary(figures: Mapping[str, Mapping[str, float]], triples: int, counting: 
 
     Args:
         figures: by stage, as of :func:`kgmlm.training.weights.weigh`.
-        triples: of validation, that they are of.
+        triples: the number of validation triples that they were measured on.
         counting: as of :func:`counted`.
     """
     rows = compared(figures, counting)

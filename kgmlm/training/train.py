@@ -320,8 +320,8 @@ def train_text(
 
     if among:
         watch.tell(
-            f"validation ranks among {among:,} of {len(run.graph.entities):,} entities, drawn once, and the "
-            "answers; the run is measured among all at the end"
+            f"validation ranks among the answers and {among:,} of {len(run.graph.entities):,} entities, "
+            "drawn once; at the end, the run is measured among all"
         )
     by_decay = ends_by_decay(run, options.decay)
     bound = options.max_steps or (None if by_decay else training.max_steps)

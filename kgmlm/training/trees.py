@@ -1,7 +1,7 @@
 """Trees fitted on validation, by LightGBM's LambdaRank, to tell the answers among the best candidates.
 
 The lists of :mod:`kgmlm.training.candidate_lists` have the features of :mod:`kgmlm.ranking.pair_features`.
-The figures are of each half by the trees, and by the weights of signals, that were fitted to the other half;
+The figures measure each half with the trees and the weights of signals that were fitted to the other half;
 the trees that the run keeps are fitted to all.
 
 Shapes: D distinct queries, K candidates of each, F features; B queries with an answer each.
@@ -121,7 +121,7 @@ def choose_trees(
     if halves is None:
         return None, asks.figures(asks.reciprocal_B, asks.reciprocal_B, StageWeight(0, 0.0))
     tell = partial(advance, "fitting trees", 1, len(FORESTS) * ROUNDS)
-    # Each candidate is scored by trees, and each answer by weights of signals, that its pair did not fit.
+    # Trees that score a candidate, and weights of signals that score an answer, never saw its pair.
     odd_DK = odd_pairs(lists.queries, lists.candidates.ids_BK)
     forests, added_DK = {"whole": _fitted(lists, features, tell)}, np.zeros(lists.open_DK.shape, np.float32)
     by_weights: dict[str, CandidateLists] = {}
@@ -211,15 +211,15 @@ def _chosen(
     """Choose how much trees count, and measure each half by the choice of the other.
 
     Args:
-        by_weights: the lists by the weights that each half has chosen.
-        added_DK: each candidate by the trees of the half that its pair is not in.
+        by_weights: the lists scored with the weights fitted to each half.
+        added_DK: the scores of candidates by the trees of the half that does not have their pair.
     """
     odd_B, states_B = asks.odd_B, lists.states_of(asks)
     most, there_DK = lists.open_DK.shape[1], lists.candidates.there_BK
     first_B, crossed_B = asks.reciprocal_B.copy(), asks.reciprocal_B.copy()
     for half, of_B in (("odd", odd_B), ("even", ~odd_B)):
         by_half = by_weights[half]
-        # The other half's answers have scores here that none of them has fitted, as those measured will.
+        # The other half's weights never saw this half's answers, just as in the measurement below.
         weight = by_weights["even" if half == "odd" else "odd"].ratio(asks, added_DK, of_B)
         first_B[~of_B] = by_half.reciprocal(asks, by_half.scores_DK)[~of_B]
         with_trees_DK = by_half.with_weight(
@@ -231,7 +231,7 @@ def _chosen(
     )
     if not stage_weight.k:
         return stage_weight, asks.figures(first_B, first_B, stage_weight)
-    # The whole is weighed by scores that no answer has fitted, so by those of both halves.
+    # The final weight is fitted to scores that never saw their answers, so to those of both halves.
     by_even, by_odd = by_weights["even"].scores_DK, by_weights["odd"].scores_DK
     scores_DK = np.where(_odd_lists(asks, len(lists.queries))[:, None], by_even, by_odd)
     whole = lists.scored(scores_DK).ratio(asks, added_DK, np.ones(len(odd_B), np.bool_))

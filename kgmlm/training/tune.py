@@ -74,9 +74,7 @@ class Addition:
                 raise RunError(f"{run.path} cannot lend {self.name} to itself; --from names another run")
             lend(giver, self.name, run.graph)
         if foreign := settings_of(self.name, self.given, others=True):
-            raise RunError(
-                f"--add {self.name} goes by the settings of {self.name} alone, not by {foreign[0]}"
-            )
+            raise RunError(f"--add {self.name} takes only settings of {self.name}, not {foreign[0]}")
         file = run.path / beside()[self.name].file
         if file.exists() and not self.overwrite:
             raise RunError(f"{run.path} has a signal '{self.name}' already; --overwrite replaces it")
@@ -84,7 +82,7 @@ class Addition:
         self.settings(run)
 
     def settings(self, run: RunFolder) -> Settings:
-        """By which it is trained.
+        """The settings to train it with.
 
         Raises:
             RunError: when a bi-encoder is added to a run that began without a text encoder.
@@ -108,7 +106,7 @@ def as_names(given: str | Sequence[str] | None) -> list[str]:
 
 
 def shared_out(names: Sequence[str], given: Sequence[str]) -> dict[str, list[str]]:
-    """The KEY=VALUE settings of each signal that is to be added; what is of none of them is left to all."""
+    """The KEY=VALUE settings for each signal to add; settings of other sections go to all of them."""
     sections = [setting.partition(".")[0].strip() for setting in given]
     return {
         name: [
@@ -169,7 +167,7 @@ def drop_part(run: RunFolder, name: str) -> None:
 def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watcher) -> None:
     """Train a signal beside a run's model, or take it from another run, and keep it.
 
-    It counts nothing until :func:`kgmlm.training.tune.choose` has chosen how much.
+    It has no weight until :func:`kgmlm.training.tune.choose` has chosen one.
     """
     from kgmlm.runs.models import device_of
     from kgmlm.training.start import fit_signal

@@ -166,11 +166,11 @@ _ALIKE_SHOWN = 10
 
 
 def _tell_alike(change: Change, watch: Watcher) -> None:
-    """Name the new labels that are nearly alike to others."""
+    """Name the new labels that nearly match others."""
     if not change.alike:
         return
     watch.tell(
-        f"{counted(len(change.alike), 'new label')} nearly alike to another (--match-names makes them one):"
+        f"{counted(len(change.alike), 'new label')} nearly matching another (--match-names makes them one):"
     )
     for pair in change.alike[:_ALIKE_SHOWN]:
         watch.tell(f"  {pair.what} '{pair.new}' is new; '{pair.known}' is another")
@@ -190,7 +190,7 @@ def apply_feedback(run: Run | str | Path, options: FeedbackOptions) -> Outcome:
 
     Returns:
         As of :func:`update`, and ``accepted``, ``rejected``, ``taken_back``, and ``passed``: judgments of
-        entities or relations that the graph has not.
+        entities or relations that the graph does not have.
 
     Raises:
         DataError: when the run has no judgments to apply or to undo.
@@ -440,7 +440,7 @@ def _checked(
     refitted = refit(tuned_ranker(grown, device, rerank=False), grown, batch_size, watch)
     if refitted.gain > refitted.least:
         new = refitted.mrr + refitted.gain
-        watch.tell(f"the weights are chosen again: validation MRR {refitted.mrr:.4f}, by new ones {new:.4f}")
+        watch.tell(f"the weights are chosen again: validation MRR {refitted.mrr:.4f}, {new:.4f} by new ones")
         choose(grown, None, None, "fp32", batch_size, device, watch)
         grown = grown.now()
         chosen.append("weights")
@@ -478,7 +478,7 @@ def _probable(
 
 
 def _calibration(run: RunFolder) -> Calibration | None:
-    """The probabilities of a run, where it has some that hold for what it is."""
+    """The probabilities of a run, if it has any that still hold."""
     try:
         return run.calibration
     except RunError:

@@ -1,15 +1,15 @@
 """Weights of signals chosen on validation, all at once.
 
-Candidates of validation are all entities, or a sample with the answers, which does for choosing: ranks in it
-are better than among all, for every way of scoring. Each half of the triples is measured by what the other
+Validation ranks among all entities, or among the answers and a sample. A sample is enough for choosing: it
+improves the ranks of every way of scoring. Each half of the triples is measured by what the other
 half chose (two-fold cross-fitting).
 
 The weighted sum of S signal scores of a query's candidates goes through a softmax over those that no known
 triple has; the weights maximize the likelihood of validation's answers. Weights are positive, so their
 logarithms are fitted: one for each signal, and an addition per relation and side, shrunk to 0. Those of a
 signal that may count against a candidate (`linked`) have either sign, and are fitted as they are. Reciprocal
-ranks are steps, and what they choose on a few hundred triples is mostly chance (eval/LOG.md); likelihoods are
-smooth, and weights that maximize them rank better.
+ranks are step functions, and choices by them on a few hundred triples are mostly chance (eval/LOG.md);
+likelihoods are smooth, and weights that maximize them rank better.
 
 Shapes: B queries, all heads and then all tails; C candidates (the answer and those that some signal ranks
 best); S signals, R relations; d distinct queries, b queries with an answer each; N candidates, K of them the
@@ -89,11 +89,11 @@ def ranked_by(
 ) -> list[Ranks]:
     """Rank a task's queries by several ways of scoring.
 
-    All from the same forward passes, each query in one of the processes that share the work.
+    All ways share the forward passes; each query is ranked by one of the processes that share the work.
 
     Args:
         count: how many ways there are.
-        score: scores ``(d, N)`` by each, of some of the distinct queries, their rows, and what signals say.
+        score: given some distinct queries, their rows and signal scores, yields scores ``(d, N)`` by each.
         by: which signals are asked; None is those that count.
     """
     views, world = [task.view() for _ in range(count)], sharing()
@@ -135,9 +135,9 @@ class ValidationSample:
         names: of the S signals.
         scores_BCS: the first candidate is the answer.
         answers: ``(B,)``.
-        there_BC: where there is a candidate; there is none of a query whose answer is impossible.
+        there_BC: where there is a candidate; a query whose answer is impossible has none.
         unseen_N: which entities training has no triple of.
-        confident: by how much scores are divided in training, and weights multiplied here.
+        confident: the factor by which training divides scores, and by which weights are multiplied here.
     """
 
     names: tuple[str, ...]
@@ -299,7 +299,7 @@ def _most_likely(
         return value, np.concatenate([slope_GS.sum(0) + 2 * REGULARIZATION * log_S, own_slope_GS.ravel()])
 
     count = signals * (1 + kinds)
-    # To the end, so that the weights hardly depend on how queries were batched.
+    # Run to convergence, so that the weights hardly depend on how queries were batched.
     fit = minimize(
         cost, np.zeros(count), jac=True, method="L-BFGS-B", bounds=[(-FAR, FAR)] * count, options=_CLOSELY
     )
@@ -319,7 +319,7 @@ class Folds(NamedTuple):
 
     @classmethod
     def same(cls, mixture: Mixture) -> Folds:
-        """Weights that no triple has chosen."""
+        """The same weights for all folds: no triple has chosen them."""
         return cls(mixture, mixture, mixture)
 
     def weighed_as(self, name: str, other: Mixture) -> Folds:
@@ -341,8 +341,8 @@ class Folds(NamedTuple):
     ) -> Folds:
         """The weights of some signals; ``tell`` is called after each fit.
 
-        Those of the text are fitted without the others, which are then fitted beside their sum: so a run's
-        text ranks as well alone as it can, whatever is beside it.
+        Those of the text are fitted first, and the others beside the weighted sum of the text: so a run's
+        text alone ranks as well as it can, whatever is beside it.
         """
         return cls._of_halves(sample, partial(fitted_weights, sample, names, by_relation=by_relation), tell)
 
@@ -372,9 +372,9 @@ def fitted_weights(
 ) -> Mixture:
     """The weights of some signals by some queries, those of the text fitted without the others.
 
-    Those of unseen entities are fitted to queries about entities that training has, with weights of the
-    others for these queries. Queries about unseen entities keep the weights that suit all queries, and none
-    of unseen candidates: these are too few to fit one (:func:`_damped_of_new`).
+    The weights of unseen candidates are fitted to queries about entities that training has, together with the
+    other weights for these queries. Queries about unseen entities keep the weights fitted to all queries,
+    with none for unseen candidates: they are too few to fit one (:func:`_damped_of_new`).
     """
     if Unseen.name in names:
         others = [name for name in names if name != Unseen.name]
@@ -386,8 +386,8 @@ def fitted_weights(
 
 
 def refitted(sample: ValidationSample, names: Sequence[str], of_B: BoolArray, before: Mixture) -> Mixture:
-    """The weights of some signals by some queries, fitted as those of ``before`` were: as much of them is
-    used, and neutral weights of unseen entities stay.
+    """The weights of some signals by some queries, fitted as those of ``before`` were: damped as
+    much, and with its neutral weights of unseen entities.
     """
     if Unseen.name in names and _is_neutral(before):
         others = [name for name in names if name != Unseen.name]
@@ -484,7 +484,7 @@ def weigh(
         chosen = damped[way].whole
     if of_new and chosen.of_unseen is not None:
         by_new = {name: reciprocal_B[name][is_new_B] for name in ("bare", *of_new)}
-        # what is known loses a little by whatever lets what is new win
+        # whatever helps unseen candidates costs known ones a little
         way, by_choice_b = best_way(by_new, states_B[is_new_B], odd_B[is_new_B], harmless=False)
         reciprocal_B[last][is_new_B] = by_choice_b
         if way != "bare":
@@ -516,8 +516,8 @@ def _damped(folds: Folds) -> dict[str, Folds]:
 def _damped_of_new(
     bare: Folds, ranker: Ranker, graph: KnowledgeGraph, queries: Queries, batch_size: int
 ) -> dict[str, Folds]:
-    """Weights with which unseen candidates of queries about unseen entities stand, the more the nearer to
-    where their texts say, by name.
+    """Weights, by name, that move unseen candidates of queries about unseen entities more and more toward
+    the ranks of their texts.
     """
     neutral = Folds(
         *(neutral_weights(ranker, graph, queries, m, batch_size, about_unseen=True) for m in bare)
@@ -560,7 +560,7 @@ def measured(
 
 
 class Refit(NamedTuple):
-    """Weights beside those that are fitted again, on a sample of validation.
+    """The current weights compared with newly fitted ones on a sample of validation.
 
     Attributes:
         mrr, half: MRR by the old weights, and half of its 95 % interval.

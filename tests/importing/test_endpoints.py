@@ -189,7 +189,7 @@ def test_an_interrupted_import_goes_on(
     monkeypatch.setattr(endpoints, "PAGE", 3)
     broken = {n: (404, dict[str, str]()) for n in range(4, 99)}
     with Proxy(endpoint, broken) as proxy:
-        message = r"404.*; the same command goes on from the 6 triples that are there"
+        message = r"404.*; the same command resumes after 6 fetched triples"
         with pytest.raises(DataError, match=message):
             kgmlm.import_graph(proxy.address, tmp_path / "out", progress=False)
         assert not (tmp_path / "out").exists()

@@ -358,7 +358,7 @@ def test_a_file_of_the_web_is_fetched_once(tmp_path: Path, command: Cli) -> None
     server.server_close()
     again = cli("data", "import", f"{base}/my%20graph.nt?download=1", "--output", tmp_path / "three")
     assert again.returncode == 0, again.stderr
-    assert "without it, it is fetched again" in again.stderr
+    assert "delete it to fetch the file again" in again.stderr
     refused(cli("data", "import", f"{base}/other.nt", "--output", tmp_path / "four"), "could not be fetched")
 
 

@@ -343,7 +343,7 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     assert "6 triples of 8 entities and 3 relations" in done.stdout
     refused(
         cli("data", "import", folder / "train2id.txt", "--format", "openke", "--output", tmp_path / "x"),
-        "no folder",
+        "is not a folder",
     )
     with pytest.raises(ConfigError, match="there is no format"):
         kgmlm.import_graph(folder, tmp_path / "y", format="pykg2vec", progress=False)

@@ -333,7 +333,7 @@ def test_ranks_are_read_as_they_were_written(ranked: Ranked, toy: KnowledgeGraph
     ]
     table = pd.read_parquet(tmp_path / "ranks.parquet")
     table[table["target"] == "tail"].to_parquet(tmp_path / "half.parquet")
-    with pytest.raises(DataError, match="not both questions"):
+    with pytest.raises(DataError, match="lacks one of the two questions"):
         Ranked.read(tmp_path / "half.parquet", toy)
     table.assign(head=table["head"] + "?").to_parquet(tmp_path / "other.parquet")
     with pytest.raises(DataError, match=r"another graph than 'toy', which has no '.*\?'"):

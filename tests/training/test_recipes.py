@@ -92,7 +92,7 @@ def test_quick_trains_the_masked_lm_where_that_is_asked_for(given: dict[str, dic
 def test_the_bi_encoder_has_steps_by_the_triples(triples: int, steps: int) -> None:
     recipe = recipe_of("quick", star(triples), False)
     assert recipe.settings.biencoder.steps == steps
-    assert ("at most" in recipe.reasons["biencoder.steps"]) == (triples == 60_000)
+    assert ("maximum" in recipe.reasons["biencoder.steps"]) == (triples == 60_000)
     assert (recipe.settings.biencoder.sampled(triples) > 0) == (triples == 60_000)
 
 

@@ -37,7 +37,7 @@ from kgmlm.training.objectives.streams import (
     interleaved,
 )
 
-ENTITY_BATCHES = 4  # of like lengths, that a step's entity texts are read in: less padding
+ENTITY_BATCHES = 4  # batches of similar lengths for a step's entity texts: less padding
 PACKED_BATCHES = 16  # where many cost no more than one
 
 
@@ -99,9 +99,9 @@ class RankingStream(QueryStream[Encoded, TrainingBatch]):
         ids = np.unique(answers)
         texts = self.ranker.reader.encode_entities(ids)
         order = np.argsort([len(e.input_ids) for e in texts], kind="stable")
-        # Where there are fewer than processes, one is read for nothing: its gradients are zero.
+        # With fewer texts than processes, some read one just to take part: its gradients are zero.
         share = order[self.share[0] :: self.share[1]] if self.share[0] < len(order) else order[:1]
-        # A GPU would wait for the launches of so many.
+        # With more batches, a GPU would wait for kernel launches.
         model = self.ranker.reader.model
         packed = isinstance(model, SpanModel) and model.packs and model.gpu is None
         count = PACKED_BATCHES if packed else ENTITY_BATCHES
@@ -196,8 +196,8 @@ class RankingLosses(ABC):
     def _vectors(self, span: SpanOutput, batch: TrainingBatch) -> torch.Tensor:
         """Softmax of cosines over the entities just read and those remembered, true answers as targets.
 
-        Residuals have a loss of their own beside it, without gradient to the texts: what is read from a text
-        alone has to do for entities never seen.
+        Residuals have a loss of their own, without gradients to the texts: for entities never seen, vectors
+        read from texts alone must suffice.
         """
         assert self.memory is not None
         assert span.entities_ED is not None
@@ -305,7 +305,7 @@ class EntityLosses(RankingLosses):
         columns = sampled.columns
         at, column = columns.answers(self.answers, rows)
         log_weight_BM = np.tile(sampled.log_weight_M, (len(rows), 1))
-        # Of a hub's answers those that are there stand for all.
+        # The sampled answers of a hub stand for all of its answers.
         there_B = np.bincount(at, minlength=len(rows))
         all_B = self.answers.offsets[rows + 1] - self.answers.offsets[rows]
         log_weight_BM[at, column] = np.log(all_B / there_B)[at]

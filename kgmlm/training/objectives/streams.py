@@ -104,7 +104,7 @@ class BatchStream(ABC, Generic[_Sample, _Batch]):
 
     @abstractmethod
     def _encode(self, rows: IntArray, rng: np.random.Generator) -> list[_Sample]:
-        """The tokens of some rows; ``rng`` draws what each time is another."""
+        """The tokens of some rows; ``rng`` draws whatever differs from one time to the next."""
 
     @abstractmethod
     def _length(self, encoded: _Sample) -> int:
@@ -225,8 +225,8 @@ class Objective(Generic[_Stream]):
     losses: Callable[[Task, _Stream], Losses]
 
 
-ANSWERS = 64  # of a query that are always candidates; of hubs so many are drawn
-RECENT = 2  # one of so many candidates is a recent answer
+ANSWERS = 64  # answers of a query that are always candidates; for hubs, this many are drawn
+RECENT = 2  # one in this many candidates is a recent answer
 
 
 class Recent:
