@@ -36,7 +36,7 @@ def test_the_documented_checks_are_what_check_prints(
     cli: Cli, real: Callable[[str], KnowledgeGraph], name: str
 ) -> None:
     real(name)  # skips where the files are not at hand
-    page = Path(__file__).parent.parent.parent / "docs" / "data-checks.md"
+    page = Path(__file__).parent.parent.parent / "docs" / "data.md"
     printed = cli("data", "check", name).stdout
     assert f"$ kgmlm data check {name}\n{printed}```" in page.read_text("utf-8")
 
