@@ -292,23 +292,18 @@ def _in_python(text: str) -> str:
     return "`".join(parts)
 
 
+_PROGRESS = "Show progress bars on stderr; or a function to call with (task, number just done, total)."
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProgressOptions(Options):
     """How progress is shown."""
 
-    progress: bool | Watcher | Advance = option(
-        True,
-        "Show progress bars on stderr; or a function to call with (task, number just done, total).",
-        command=None,
-    )
+    progress: bool | Watcher | Advance = option(True, _PROGRESS, command=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuietOptions(ProgressOptions):
     """Options of what takes seconds, which shows no bars unless it is asked to."""
 
-    progress: bool | Watcher | Advance = option(
-        False,
-        "Show progress bars on stderr; or a function to call with (task, number just done, total).",
-        command=None,
-    )
+    progress: bool | Watcher | Advance = option(False, _PROGRESS, command=None)

@@ -165,13 +165,13 @@ def compare(a: Run | str | Path, options: CompareOptions) -> Comparison:
     from kgmlm.evaluation.metrics import find_ranks, read_ranks, scores_digest
 
     paths = [unpack(pack) if (pack := find_pack(path_of(run))) else path_of(run) for run in (a, options.b)]
-    found_at = [find_ranks(path, options.split) for path in paths]
-    one, other = (read_ranks(path) for path in found_at)
+    files = [find_ranks(path, options.split) for path in paths]
+    one, other = (read_ranks(path) for path in files)
     watch = watcher_of(options.progress)
-    for path, at in zip(paths, found_at, strict=True):
-        weights = scores_digest(at)
-        if path.is_dir() and weights and weights != open_folder(path).scores_digest:
-            watch.tell(f"{at} has ranks of {path} as it was before; `kgmlm evaluate` makes them again")
+    for path, file in zip(paths, files, strict=True):
+        digest = scores_digest(file)
+        if path.is_dir() and digest and digest != open_folder(path).scores_digest:
+            watch.tell(f"{file} has ranks of {path} as it was before; `kgmlm evaluate` makes them again")
     differences = compare_ranks(
         one, other, sides=("tail", "head", "both"), draws=options.draws, seed=options.seed
     )
