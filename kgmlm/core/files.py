@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -35,7 +36,7 @@ from kgmlm.core.errors import DataError, KgmlmError, RunError
 UNPACKED, RATIO = 2**28, 200  # bytes, or times its size, that a packed file may unpack to
 _ROWS = 2**16  # of a Parquet file at one time
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, a quota and a limit
-STALE = 3600  # seconds after which nobody is writing a temporary file any more
+STALE = 3600  # seconds after which nobody is writing a temporary file that another machine began
 
 # Beside a file or folder: half-written; whole, and about to take its place; whole, and about to make room.
 _PART, _NEW, _OLD = ".kgmlm-part", ".kgmlm-new", ".kgmlm-old"
@@ -204,8 +205,8 @@ def atomic_file(path: Path, *, follow: bool = False) -> Iterator[Path]:
     folder = None  # some writers make temporary files of their own beside what they write
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target, older=STALE)
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target), suffix=_PART))
+        _sweep(target)
+        folder = _half_written(target)
         yield folder / target.name
         (folder / target.name).chmod(0o666 & ~_umask())
         os.replace(folder / target.name, target)
@@ -376,8 +377,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
     """A temporary folder beside another one; what is left of it at the end is removed."""
-    _sweep(target, older=STALE)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_prefix(target), suffix=_PART))
+    _sweep(target)
+    temporary = _half_written(target)
     temporary.chmod(0o777 & ~_umask())
     try:
         yield temporary
@@ -396,13 +397,24 @@ def recover(path: Path) -> None:
     For those who alone write there, such as the holder of a lock.
     """
     _settle(path)
-    _sweep(path)
+    _sweep(path, writers=False)
 
 
 def recover_in(folder: Path) -> None:
     """:func:`recover` all files and folders of a folder."""
-    for name in {temporary["name"] for temporary in map(_temporary, _listed(folder)) if temporary}:
+    for name in _unfinished(folder):
         recover(folder / name)
+
+
+def sweep_in(folder: Path) -> None:
+    """Remove what killed processes left half-written in a folder that others may be writing to."""
+    for name in _unfinished(folder):
+        _sweep(folder / name)
+
+
+def _unfinished(folder: Path) -> set[str]:
+    """Names of the files and folders of a folder that temporary ones are for."""
+    return {temporary["name"] for temporary in map(_temporary, _listed(folder)) if temporary}
 
 
 def _listed(folder: Path) -> list[str]:
@@ -444,13 +456,43 @@ def _remove(path: Path, of: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _sweep(path: Path, older: float = 0.0) -> None:
-    """Remove what is half-written of a file or folder, where nobody has touched it for so many seconds."""
+def _half_written(path: Path) -> Path:
+    """A new folder to write a file or folder in, whose name says which process writes."""
+    prefix = f"{_prefix(path)}{_machine()}_{os.getpid()}_"
+    return Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix, suffix=_PART))
+
+
+def _machine() -> str:
+    """Eight digits for where ids of processes are those of this process: a host, or a container on it."""
+    with suppress(OSError):
+        return hashlib.sha256(
+            f"{platform.node()} {Path('/proc/self/ns/pid').readlink()}".encode()
+        ).hexdigest()[:8]
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def _sweep(path: Path, *, writers: bool = True) -> None:
+    """Remove what is half-written of a file or folder.
+
+    Args:
+        writers: others may be writing: what a live process of this machine has is left alone, and what nobody
+            is known to write is left for an hour.
+    """
     ours = re.compile(rf"{re.escape(_prefix(path))}\w+{re.escape(_PART)}")
     for name in filter(ours.fullmatch, _listed(path.parent)):
         with suppress(OSError):
-            if time.time() - (path.parent / name).lstat().st_mtime >= older:
+            if not writers or _is_abandoned(path.parent / name):
                 _remove(path.parent / name, path)
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    """Return whether the process that was writing a temporary folder has ended, as far as can be seen."""
+    import psutil
+
+    writer = re.search(rf"\.([0-9a-f]{{8}})_(\d+)_\w+{re.escape(_PART)}$", temporary.name)
+    if writer and writer[1] == _machine():
+        return not psutil.pid_exists(int(writer[2]))
+    return time.time() - temporary.lstat().st_mtime >= STALE
 
 
 def _sibling(path: Path, suffix: str) -> Path:

@@ -185,6 +185,10 @@ class Parts:
                 table = files.read_parquet(self.path(number))
             yield table
 
+    def sweep(self) -> None:
+        """Remove what killed processes left half-written."""
+        files.sweep_in(self.folder)
+
     @contextmanager
     def _reading(self, number: int) -> Iterator[None]:
         try:

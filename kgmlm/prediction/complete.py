@@ -300,6 +300,7 @@ def complete(run: Run | str | Path, options: CompleteOptions) -> Outcome:
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries_scored": scored, "seconds": round(seconds, 1)}
         if options.shard is None:
+            plan.parts.sweep()
             return Completion(_list(plan, target, options, watch) | made)
         parts = {"parts": plan.parts.count, "missing": len(plan.parts.missing())}
         return Outcome({"shard": options.shard, **parts, **made})

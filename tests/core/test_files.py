@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -225,6 +227,27 @@ def test_what_is_half_written_is_removed_and_what_others_write_is_not(tmp_path: 
     assert not half.exists()
     assert others.is_dir()
     assert own.is_dir()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from kgmlm.core import files
+with files.atomic_file(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    os._exit(9)
+"""
+
+
+def test_what_a_killed_process_was_writing_is_removed_at_once(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], check=False).returncode == 9
+    assert [p.suffix for p in tmp_path.iterdir()] == [".kgmlm-part", ".kgmlm-part"]
+    files.write_atomic(tmp_path / "a.json", "whole")
+    with files.atomic_file(tmp_path / "c.json") as own:
+        own.write_text("whole")
+        files.sweep_in(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "c.json"]
 
 
 def test_a_folder_behind_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> None:
