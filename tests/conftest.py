@@ -59,6 +59,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of vectors of texts that is not the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kgmlm.text.vector_cache.cache_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def toy() -> KnowledgeGraph:
     return load_graph("toy")

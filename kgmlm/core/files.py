@@ -145,6 +145,15 @@ def _check_name(path: Path) -> None:
         raise DataError(f"{path} is not a name in UTF-8; choose another one") from None
 
 
+def cache_folder() -> Path:
+    """The folder of downloads, of opened packs and of vectors of texts: ``$KGMLM_CACHE``, or ``kgmlm`` in the
+    platform's cache folder.
+    """
+    import pooch
+
+    return Path(os.environ.get("KGMLM_CACHE") or pooch.os_cache("kgmlm"))
+
+
 def as_path(given: Any, what: str, error: type[KgmlmError] = DataError) -> Path:
     """A path that somebody gave.
 

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kgmlm.core import digests, files
 from kgmlm.core.errors import DataError, first_line
+from kgmlm.core.files import cache_folder
 from kgmlm.core.progress import Watcher
 
 
@@ -165,13 +166,6 @@ def _verify(path: Path, source: Source) -> Path:
             "delete it and run `kgmlm data prepare` again"
         )
     return path
-
-
-def cache_folder() -> Path:
-    """The folder of downloads: ``$KGMLM_CACHE`` or the platform's cache folder."""
-    import pooch
-
-    return Path(os.environ.get("KGMLM_CACHE") or pooch.os_cache("kgmlm"))
 
 
 def fetch(source: Source, *, download: bool = True, progress: Any = True) -> Path:

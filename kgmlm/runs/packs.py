@@ -212,7 +212,7 @@ def unpack(pack: Path, output: Path | None = None) -> Path:
 
 def _cached(pack: Path) -> Path:
     """The run folder in the cache; of several processes that open a pack first, one makes it."""
-    cache = Path(os.environ.get("KGMLM_CACHE") or Path.home() / ".cache" / "kgmlm") / "packs"
+    cache = files.cache_folder() / "packs"
     output = cache / f"{pack.stem}-{digests.sha256(pack)[:16]}"
     if (output / "run.json").is_file():
         return output

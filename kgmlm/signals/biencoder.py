@@ -37,6 +37,7 @@ from kgmlm.signals.vector import EntityVectors
 from kgmlm.text.encoder import ENCODER, TextEncoder
 from kgmlm.text.onnx_model import OnnxModel
 from kgmlm.text.reader import Reader, Reading
+from kgmlm.text.vector_cache import VectorCache
 
 EDGES_AT_ONCE = 2**17  # whose text vectors are in memory: 200 MB of width 384
 CANDIDATES_AT_ONCE = 2**14
@@ -166,15 +167,21 @@ class Biencoder(TrainableSignal):
 
     @staticmethod
     def source(
-        graph: KnowledgeGraph, settings: BiencoderSettings, device: str | None = None
+        graph: KnowledgeGraph,
+        settings: BiencoderSettings,
+        device: str | None = None,
+        cache: VectorCache | None = None,
     ) -> EncoderSource:
         """The texts of a graph's entities, as the encoder of the settings reads them.
+
+        Args:
+            cache: of texts that other runs have read.
 
         Raises:
             ModelError: when it cannot be loaded.
         """
         encoder = TextEncoder.load(settings.encoder, settings.max_length)
-        return EncoderSource(graph.entities, encoder, settings.precision, device)
+        return EncoderSource(graph.entities, encoder, settings.precision, device, cache)
 
     @staticmethod
     def keep_texts(path: Path, graph: KnowledgeGraph, kept: Path) -> None:

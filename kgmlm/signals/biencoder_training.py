@@ -196,41 +196,58 @@ class Training:
         return normalize(z_BW, dim=1)
 
     def candidates(
-        self, ids_C: torch.Tensor, sums_CD: torch.Tensor, profile_CM: torch.Tensor, degree_C: torch.Tensor
+        self,
+        ids_C: IntArray,
+        sums_CD: torch.Tensor,
+        degree_C: torch.Tensor,
+        kinds_KM: torch.Tensor,
+        left_CM: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Unit vectors of candidates ``(C, W)``, from their texts and, mostly, their neighborhoods."""
+        """Unit vectors of candidates ``(C, W)``, from their texts and, mostly, their neighborhoods.
+
+        Args:
+            sums_CD: of the texts of their neighbors.
+            degree_C: their numbers of edges.
+            left_CM: embeddings of kinds of edges of which each candidate has one less.
+        """
         head = self.head
-        count_C1 = degree_C.clamp(min=1)[:, None]
-        with_C1 = (torch.rand_like(count_C1) >= STRUCTURE_DROPOUT).float()
-        around_CW = head.candidate_neighbor(self.drop(sums_CD / count_C1))
-        around_CW = around_CW + head.candidate_edge(profile_CM / count_C1)
-        return normalize(head.candidate(self.drop(self.texts_ND[ids_C])) + with_C1 * around_CW, dim=1)
+        # Only half of the candidates have their neighborhoods in a step, so only these are computed.
+        rows = np.flatnonzero(self.rng.random(len(ids_C)) >= STRUCTURE_DROPOUT)
+        rows_S = torch.from_numpy(rows).to(self.device)
+        kinds_SM = _product(self.profile[ids_C[rows]], kinds_KM)
+        if left_CM is not None:
+            kinds_SM = kinds_SM - left_CM[rows_S]
+        count_S1 = degree_C[rows_S].clamp(min=1)[:, None]
+        texts_CD = self.texts_ND[torch.from_numpy(ids_C).to(self.device)]
+        with _products(self.settings.precision, self.device):
+            text_CW = head.candidate(self.drop(texts_CD))
+            around_SW = head.candidate_neighbor(self.drop(sums_CD[rows_S] / count_S1))
+            around_SW = around_SW + head.candidate_edge(kinds_SM / count_S1)
+        return normalize(text_CW.float().index_add(0, rows_S, around_SW.float()), dim=1)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of each answer against all candidates that are no answers, the mean of T answers."""
-        head, sampled = self.head, self.settings.sampled(len(self.seen_S))
-        kinds_KM = head.kinds(self.relation_texts_RD)
+        sampled = self.settings.sampled(len(self.seen_S))
+        kinds_KM = self.head.kinds(self.relation_texts_RD)
         query_BW = self.query(batch, kinds_KM)
         seen, weight = self.seen_S, 0.0
         if 0 < sampled < len(seen):
             weight = math.log(len(seen) / sampled)
             seen = np.sort(self.rng.choice(seen, sampled, replace=False))
         ids_C = torch.from_numpy(seen).to(self.device)
-        profile_CM = _product(self.profile[seen], kinds_KM)
-        others_CW = self.candidates(ids_C, self.sums_ND[ids_C], profile_CM, self.degree_N[ids_C])
+        others_CW = self.candidates(seen, self.sums_ND[ids_C], self.degree_N[ids_C], kinds_KM)
         answers_T, asking_T = batch.answer_T, batch.entity_B[batch.row_T]
         back_T = batch.kind_B[batch.row_T] ^ 1  # as the answer has the edge that is asked for
-        own_TM = _product(self.profile[answers_T.cpu().numpy()], kinds_KM) - kinds_KM[back_T]
-        left_TD = self.sums_ND[answers_T] - self.texts_ND[asking_T]
-        answers_TW = self.candidates(answers_T, left_TD, own_TM, self.degree_N[answers_T] - 1)
-        sharp = head.sharpness.exp().clamp(max=100)
+        left_TD, left_T = self.sums_ND[answers_T] - self.texts_ND[asking_T], self.degree_N[answers_T] - 1
+        answers_TW = self.candidates(answers_T.cpu().numpy(), left_TD, left_T, kinds_KM, kinds_KM[back_T])
+        sharp = self.head.sharpness.exp().clamp(max=100)
         with _products(self.settings.precision, self.device):
             scores_BC = (sharp * query_BW) @ others_CW.T
-        scores_BC = scores_BC.float() + weight
-        scores_T = sharp * (query_BW[batch.row_T] * answers_TW).sum(1)
+        scores_BC = scores_BC.float()
         rows, columns = self._no_negatives(batch, seen)
-        scores_BC = scores_BC.index_put((rows, columns), scores_BC.new_tensor(LEFT_OUT))
-        loss_T = softplus(scores_BC.logsumexp(1)[batch.row_T] - scores_T)
+        scores_BC.index_put_((rows, columns), scores_BC.new_tensor(LEFT_OUT))
+        scores_T = sharp * (query_BW[batch.row_T] * answers_TW).sum(1)
+        loss_T = softplus(scores_BC.logsumexp(1)[batch.row_T] + weight - scores_T)
         return loss_T.mean()
 
     def _no_negatives(self, batch: Batch, seen: IntArray) -> tuple[torch.Tensor, torch.Tensor]:

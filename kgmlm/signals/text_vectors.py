@@ -1,6 +1,7 @@
 """Vectors of the texts of a graph's entities, read once by an encoder that is never trained.
 
-They are read in parts, each a file, so that reading that was interrupted continues. Where there is a time for
+They are kept in a cache that all runs share, or else in parts, each a file, so that reading that was
+interrupted continues. Where there is a time for
 it, names come first, since they are short, and descriptions as far as the time goes.
 
 Shapes: B texts of a batch, N entities, D width.
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +28,13 @@ import pyarrow.compute as pc
 from kgmlm.core import files
 from kgmlm.core.arrays import Floats, HostTable, IntArray, Table
 from kgmlm.core.errors import RunError
+from kgmlm.core.machine import reduced
 from kgmlm.core.processes import sharing
 from kgmlm.core.progress import expected
 from kgmlm.graphs.entities import EntityTable
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.text.encoder import TextEncoder
+from kgmlm.text.vector_cache import VectorCache
 
 Read = Callable[[IntArray], Iterator[tuple[IntArray, Floats]]]
 PART = 2**12  # entities whose text vectors are one file until all are read
@@ -47,10 +51,12 @@ def texts_of(entities: EntityTable) -> list[str]:
     return [f"{surface}. {description}" if description else surface for surface, description in columns]
 
 
-def read_all(encoder: TextEncoder, texts: Sequence[str]) -> Floats:
-    """Unit vectors ``(N, D)`` of texts, in their order."""
+def read_all(
+    encoder: TextEncoder, texts: Sequence[str], device: str | None = None, precision: str = "auto"
+) -> Floats:
+    """Unit vectors ``(N, D)`` of texts, in their order; ``device`` and ``precision`` as of the encoder."""
     vectors_ND = np.zeros((len(texts), encoder.width), np.float32)
-    for rows, vectors_BD in encoder.read(texts):
+    for rows, vectors_BD in encoder.read(texts, device=device, precision=precision):
         vectors_ND[rows] = vectors_BD
     return vectors_ND
 
@@ -63,6 +69,7 @@ class EncoderSource:
     encoder: TextEncoder
     precision: str = "fp32"  # so that a text's vector does not depend on its batch
     device: str | None = None  # where the encoder reads; None is the CPU
+    cache: VectorCache | None = None  # of texts that other runs have read
 
     @property
     def width(self) -> int:
@@ -80,8 +87,36 @@ class EncoderSource:
     def _read(
         self, ids: IntArray, texts: Sequence[str], batch_size: int
     ) -> Iterator[tuple[IntArray, Floats]]:
-        for rows, vectors_BD in self.encoder.read(texts, batch_size, self.device, self.precision):
-            yield ids[rows], vectors_BD
+        left = np.arange(len(ids))
+        if self.cache is not None:
+            rows, vectors_HD = self.cache.get(self._cached_as, texts, self.width)
+            yield ids[rows], vectors_HD
+            left = np.setdiff1d(left, rows)
+        unread = [texts[row] for row in left.tolist()]
+        for rows, vectors_BD in self.encoder.read(unread, batch_size, self.device, self.precision):
+            self.keep([unread[row] for row in rows.tolist()], vectors_BD)
+            yield ids[left[rows]], vectors_BD
+
+    def keep(self, texts: Sequence[str], vectors_ND: Floats) -> None:
+        """Put the vectors of texts into the cache, if there is one."""
+        if self.cache is not None:
+            self.cache.put(self._cached_as, texts, vectors_ND)
+
+    @property
+    def known(self) -> tuple[IntArray, Floats]:
+        """Ids and vectors of the entities whose texts are in the cache."""
+        none = np.zeros(0, np.int64), np.zeros((0, self.width), np.float32)
+        return (
+            none
+            if self.cache is None
+            else self.cache.get(self._cached_as, texts_of(self.entities), self.width)
+        )
+
+    @cached_property
+    def _cached_as(self) -> str:
+        """What the vector of a text depends on beside the text."""
+        low = reduced(self.precision, (self.device or "cpu").startswith("cuda"))
+        return f"{self.encoder.digest} {'bf16' if low else 'fp32'}"
 
     def table(self, rows_ND: Floats) -> Table:
         """Vectors where they are."""
@@ -136,19 +171,26 @@ def read_texts(
             return _ended(kept / ENDED)
     count = len(graph.entities)
     ids_N = np.argsort(-graph.context.degree_N, kind="stable")
+    parts = kept if source.cache is None or sharing().size > 1 else None  # a cache keeps what is read, too
     if seconds is None:
-        reading = _Reading(source, kept, advance, count)
+        reading = _Reading(source, parts, advance, count)
         reading.read("texts", ids_N, source.read)
-        return reading.vectors
-    described_N = pc.not_equal(source.entities.model_descriptions, "").to_numpy().astype(np.bool_)
-    reading = _Reading(source, kept, advance, count + int(described_N.sum()), seconds)
-    # 1) Names, which are all that there is of entities without a description.
-    in_time = reading.read("names", ids_N, source.read_names)
-    reading.whole_N[described_N] = False
-    # 2) Names with descriptions, in place of the names alone.
-    if in_time:
-        reading.read("described", ids_N[described_N[ids_N]], source.read)
-    if kept is not None:
+    else:
+        described_N = pc.not_equal(source.entities.model_descriptions, "").to_numpy().astype(np.bool_)
+        # 1) What other runs have read.
+        known, known_HD = source.known
+        unread = ids_N[~np.isin(ids_N, known)]
+        described = unread[described_N[unread]]
+        reading = _Reading(source, parts, advance, count + len(described), seconds)
+        if len(known):
+            reading.take(known, known_HD)
+        # 2) Names, which are all that there is of entities without a description.
+        in_time = reading.read("names", unread, source.read_names)
+        reading.whole_N[described] = False
+        # 3) Names with descriptions, in place of the names alone.
+        if in_time:
+            reading.read("described", described, source.read)
+    if kept is not None and (parts is None or seconds is not None):
         keep(kept, source, reading.vectors)
     return reading.vectors
 
@@ -187,7 +229,7 @@ class _Reading:
             some = ids_N[start : start + PART]
             path = None if self.kept is None else self.kept / f"{kind}-{part:06}.npy"
             if path is not None and path.is_file():
-                self._take(some, _part(path))
+                self.take(some, _part(path))
             elif part % world.size != world.rank:
                 assert path is not None, "processes share a folder"
                 files_of[start] = path
@@ -198,13 +240,13 @@ class _Reading:
                     np.save(file, self.vectors_ND[some])
         world.wait()
         for start, path in files_of.items():
-            self._take(ids_N[start : start + PART], _part(path))
+            self.take(ids_N[start : start + PART], _part(path))
         return True
 
     def _read_part(self, ids: IntArray, read: Read) -> bool:
         left = len(ids)
         for some, vectors_BD in read(ids):
-            self._take(some, vectors_BD)
+            self.take(some, vectors_BD)
             left -= len(some)
             if self._late:
                 break
@@ -214,7 +256,8 @@ class _Reading:
     def _late(self) -> bool:
         return self.seconds is not None and time.monotonic() - self.began > self.seconds
 
-    def _take(self, ids: IntArray, vectors_BD: Floats) -> None:
+    def take(self, ids: IntArray, vectors_BD: Floats) -> None:
+        """Take the vectors of some entities."""
         self.vectors_ND[ids], self.whole_N[ids] = vectors_BD, True
         self.done += len(ids)
         self.advance(len(ids), expected(self.done, self.began, self.seconds, self.total))

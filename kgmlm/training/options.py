@@ -38,7 +38,17 @@ class SettingsOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(SettingsOptions, HeaderOptions, ProgressOptions):
+class CacheOptions(Options):
+    """The cache of vectors of texts."""
+
+    cache: bool = option(
+        True,
+        "Take vectors of texts that another run has read from the cache, and keep there those that are read.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(SettingsOptions, HeaderOptions, CacheOptions, ProgressOptions):
     """Options of :func:`kgmlm.train`."""
 
     dataset: Dataset | None = field(
@@ -108,7 +118,9 @@ class TrainOptions(SettingsOptions, HeaderOptions, ProgressOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions(SettingsOptions, PrecisionOptions, BatchOptions, DeviceOptions, ProgressOptions):
+class TuneOptions(
+    SettingsOptions, PrecisionOptions, BatchOptions, DeviceOptions, CacheOptions, ProgressOptions
+):
     """Options of :func:`kgmlm.tune`."""
 
     add: str | Sequence[str] = option(

@@ -26,9 +26,10 @@ from kgmlm.runs.folder import RunFolder, read_record
 from kgmlm.signals.biencoder import profile_of
 from kgmlm.signals.biencoder_training import Training
 from kgmlm.signals.kge_training import train_complex
-from kgmlm.signals.text_vectors import texts_of
+from kgmlm.signals.text_vectors import EncoderSource, read_all, texts_of
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
+from kgmlm.text.vector_cache import VectorCache
 from kgmlm.training.recipes import STEPS, GivenSettings, Recipe, Shape, head_steps, steps_per_epoch
 
 # Each stage's share of the time left, relative to the shares of the other stages left.
@@ -50,8 +51,7 @@ PART = 0.25  # of an epoch of the masked LM at least; with less, a large graph g
 LONGEST = 0.85  # share of the time left that a masked LM may take if its steps are slower than planned
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
 PASSES = 100  # of the masked LM and of KGE at most, however much time there is
-SAMPLED_TEXTS = 512  # texts by which the encoder is timed; fewer would be padded more
-TRIED = 2  # timings of the encoder, of which the shorter counts
+SAMPLED_TEXTS = 512  # texts by which the encoder is timed, in two halves; fewer would be padded more
 ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the ONNX export of a model of 91 MB takes
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
 
@@ -123,15 +123,26 @@ class Clock:
 
 
 def fitted(
-    recipe: Recipe, graph: KnowledgeGraph, model: str, seconds: float, given: GivenSettings, watch: Watcher
+    recipe: Recipe,
+    graph: KnowledgeGraph,
+    model: str,
+    seconds: float,
+    given: GivenSettings,
+    watch: Watcher,
+    cache: VectorCache | None = None,
 ) -> Recipe:
-    """The recipe for a time limit: its stages end by the clock, with the masked LM if it fits."""
+    """The recipe for a time limit: its stages end by the clock, with the masked LM if it fits.
+
+    Args:
+        cache: for the texts that are read to see how long one takes.
+    """
     recipe = replace(recipe, seconds=seconds)
     measured = "epochs" not in given.values.get("training", {}) and graph.has("valid")
     if model != "scratch" and "text" in recipe.stages and measured:
         with fitting_threads():
             encoder = TextEncoder.load(model, recipe.settings.biencoder.max_length)
-            encoder_speed = speed(encoder, graph)
+            own = recipe.settings.biencoder.precision
+            encoder_speed = speed(EncoderSource(graph.entities, encoder, own, cache=cache))
             watch.tell(f"reading a text of {graph.name} takes {1000 * encoder_speed.per_text:.1f} ms")
             recipe = _without_text(recipe, graph, seconds, encoder_speed)
     return _by_the_clock(recipe, graph, given)
@@ -153,24 +164,28 @@ class Speed(NamedTuple):
     width: int
 
 
-def speed(encoder: TextEncoder, graph: KnowledgeGraph, most: int = SAMPLED_TEXTS) -> Speed:
+def speed(source: EncoderSource, most: int = SAMPLED_TEXTS) -> Speed:
     """Measure the speed of an encoder on some of a graph's texts, and on longer ones made of them."""
-    drawn = np.unique(np.linspace(0, len(graph.entities) - 1, most).astype(np.int64))
-    texts = texts_of(graph.entities.take(drawn))
+    encoder, count = source.encoder, len(source.entities)
+    drawn = np.unique(np.linspace(0, count - 1, most).astype(np.int64))
+    texts = texts_of(source.entities.take(drawn))
     joined = [
         " ".join(texts[at:] + texts[:at])[: 8 * encoder.max_length] for at in range(min(64, len(texts)))
     ]
 
-    def seconds(read: list[str]) -> float:
-        times = []
-        for _ in range(TRIED):
+    def seconds(*parts: Sequence[str], kept: bool = False) -> float:
+        """Of a text; of several parts the least, as the first is slower, and another process may be busy."""
+        means = []
+        for part in filter(None, parts):
             began = time.monotonic()
-            for _ in encoder.read(read):
-                pass
-            times.append(time.monotonic() - began)
-        return min(times)  # the first time is slower, and another process may have been busy for a while
+            vectors_ND = read_all(encoder, part, source.device, source.precision)
+            means.append((time.monotonic() - began) / len(part))
+            if kept:
+                source.keep(part, vectors_ND)
+        return min(means)
 
-    per_text, per_token = seconds(texts) / len(texts), seconds(joined) / encoder.tokens(joined)
+    per_text = seconds(texts[::2], texts[1::2], kept=True)
+    per_token = seconds(joined, joined) * len(joined) / encoder.tokens(joined)
     return Speed(per_text, per_token, encoder.tokens(texts) / len(texts), encoder.width)
 
 

@@ -29,6 +29,7 @@ from kgmlm.signals import beside
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.rules import Rules
 from kgmlm.signals.types import Types
+from kgmlm.text.vector_cache import VectorCache
 from kgmlm.training.loop import TimeLimit
 from kgmlm.training.planner import FLOOR, LONGEST, TEXTS, Clock, fitted, time_report
 from kgmlm.training.recipes import (
@@ -65,6 +66,7 @@ def choose_recipe(
     minutes: float | None,
     watch: Watcher,
     calibrated: bool = False,
+    cache: VectorCache | None = None,
 ) -> Recipe | None:
     """The recipe of a preset for a graph; None of the preset "plain".
 
@@ -72,6 +74,7 @@ def choose_recipe(
         given: settings that go before those of the recipe.
         minutes: what all stages may take together.
         calibrated: fit probabilities at the end.
+        cache: for the texts that are read to see how long one takes.
 
     Raises:
         ConfigError: when there is no such preset.
@@ -94,7 +97,7 @@ def choose_recipe(
     if minutes is not None:
         if in_several_processes():
             raise RunError("--minutes works in a single process, whose steps it times")
-        recipe = fitted(recipe, graph, model, 60 * minutes, given, watch)
+        recipe = fitted(recipe, graph, model, 60 * minutes, given, watch, cache)
     if "types" in recipe.stages:
         Types.check(graph, recipe.settings.types)
     if "rules" in recipe.stages:
@@ -152,8 +155,14 @@ def was_cut(run: RunFolder, name: str) -> bool:
     return bool(run.record.get("signals", {}).get(name, {}).get("cut"))
 
 
-def signal_stages(path: Path, max_steps: int | None, clock: Clock, watch: Watcher) -> None:
-    """Train the signals of a run's recipe, which come before its masked LM; those that are there stay."""
+def signal_stages(
+    path: Path, max_steps: int | None, clock: Clock, cache: VectorCache | None, watch: Watcher
+) -> None:
+    """Train the signals of a run's recipe, which come before its masked LM; those that are there stay.
+
+    Args:
+        cache: of texts that other runs have read.
+    """
     recipe = open_folder(path).record.get("recipe") or {"stages": []}
     names = [stage for stage in recipe["stages"] if stage in beside()]
     if Biencoder.name in names:
@@ -165,9 +174,9 @@ def signal_stages(path: Path, max_steps: int | None, clock: Clock, watch: Watche
             seconds = clock.share(name, [*names[at:], *_after(recipe["stages"])])
             if name != TEXTS:
                 marks = {"texts_cut": cut} if cut and name == Biencoder.name else {}
-                _add_stage(run, name, max_steps, seconds, watch, marks)
+                _add_stage(run, name, max_steps, seconds, watch, cache, marks)
             elif _is_to_be_trained(run, Biencoder.name, max_steps):
-                cut = _read_texts(run, seconds, watch)
+                cut = _read_texts(run, seconds, watch, cache)
 
 
 def text_limit(path: Path, clock: Clock) -> TimeLimit | None:
@@ -343,9 +352,9 @@ def _is_to_be_trained(run: RunFolder, name: str, max_steps: int | None) -> bool:
     return not is_trained or (max_steps is None and was_cut(run, name))
 
 
-def _read_texts(run: RunFolder, seconds: float | None, watch: Watcher) -> int:
+def _read_texts(run: RunFolder, seconds: float | None, watch: Watcher, cache: VectorCache | None) -> int:
     """Read the texts for the bi-encoder; return how many were not read as a whole."""
-    cut = read_texts(run, Addition(Biencoder.name).settings(run), watch, seconds)
+    cut = read_texts(run, Addition(Biencoder.name).settings(run), watch, seconds, cache=cache)
     if cut:
         watch.tell(
             f"the time was too short for the texts of {cut:,} of {len(run.graph.entities):,} entities: the "
@@ -360,6 +369,7 @@ def _add_stage(
     max_steps: int | None,
     seconds: float | None,
     watch: Watcher,
+    cache: VectorCache | None,
     marks: Mapping[str, Any],
 ) -> None:
     """Train a signal of a recipe beside the text if it is missing, within the time if one is given.
@@ -376,7 +386,7 @@ def _add_stage(
     if max_steps is not None and _bounds(name, max_steps):
         marks = {**marks, "cut": True}
     try:
-        add_signal(run, Addition(name, given=given, marks=marks), None, watch)
+        add_signal(run, Addition(name, given=given, marks=marks), None, watch, cache)
     except NoRulesError as error:  # of an odd graph: nothing is wrong
         watch.tell(str(error))
         if max_steps is None:

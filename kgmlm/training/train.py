@@ -28,6 +28,7 @@ from kgmlm.runs.opened import open_folder
 from kgmlm.runs.provenance import model_address
 from kgmlm.runs.run import Run, path_if
 from kgmlm.runs.writing import check_output, save_model, write_record, writing
+from kgmlm.text.vector_cache import VectorCache
 from kgmlm.training.loop import Interrupted, TimeLimit, train_watched
 from kgmlm.training.options import TrainOptions
 from kgmlm.training.planner import Clock
@@ -69,6 +70,7 @@ def train(options: TrainOptions) -> Run:
             _check_tracker(options.tracker)
         quiet_transformers()
         watch = watcher_of(options.progress) if main_process() else Watcher()
+        cache = VectorCache.shared() if options.cache else None
         max_steps = options.max_steps or given.max_steps  # what is given now goes before the settings
         if options.resume:
             run, ranker = _resume(path, given, options, watch)
@@ -88,7 +90,9 @@ def train(options: TrainOptions) -> Run:
                 given_back = small and graph.has("valid")
                 del whole
             model = str(options.model)
-            recipe = choose_recipe(chosen, graph, model, given, options.minutes, watch, options.calibrate)
+            recipe = choose_recipe(
+                chosen, graph, model, given, options.minutes, watch, options.calibrate, cache
+            )
             marks = {} if options.onnx else {"onnx": False}
             marks |= {"given_back": True} if given_back else {}
             run, ranker = _start(path, graph, model, recipe, given.settings, options.overwrite, watch, marks)
@@ -103,7 +107,7 @@ def train(options: TrainOptions) -> Run:
             if not in_several_processes():
                 with clock.stage("planning"):
                     pass  # done since this process began
-                signal_stages(path, max_steps, clock, watch)
+                signal_stages(path, max_steps, clock, cache, watch)
             if ranker is not None and run.settings.trains_text:
                 ends = replace(options, max_steps=max_steps)
                 with clock.stage("text") if main_process() else nullcontext():

@@ -24,6 +24,7 @@ from kgmlm.runs.writing import drop_signal, leave_out, save_signal, save_tuned, 
 from kgmlm.signals import text_vectors
 from kgmlm.signals.biencoder import Biencoder
 from kgmlm.signals.vector import Vector
+from kgmlm.text.vector_cache import VectorCache
 from kgmlm.training.options import TuneOptions
 from kgmlm.training.recipes import as_assignments, settings_of
 from kgmlm.training.start import keeping
@@ -164,10 +165,19 @@ def drop_part(run: RunFolder, name: str) -> None:
     leave_out(run.path, name)
 
 
-def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watcher) -> None:
+def add_signal(
+    run: RunFolder,
+    added: Addition,
+    device: str | None,
+    watch: Watcher,
+    cache: VectorCache | None = None,
+) -> None:
     """Train a signal beside a run's model, or take it from another run, and keep it.
 
     It has no weight until :func:`kgmlm.training.tune.choose` has chosen one.
+
+    Args:
+        cache: as of :func:`read_texts`.
     """
     from kgmlm.runs.models import device_of
     from kgmlm.training.start import fit_signal
@@ -180,7 +190,7 @@ def add_signal(run: RunFolder, added: Addition, device: str | None, watch: Watch
     else:
         settings = added.settings(run)
         if added.name == Biencoder.name:
-            read_texts(run, settings, watch, device=device)
+            read_texts(run, settings, watch, device=device, cache=cache)
         with watch, keeping(run.path, added.name, watch) as kept:
             bar = partial(watch, f"training {added.name}")
             made = fit_signal(added.name, run.graph, settings, bar, device_of(device), kept)
@@ -237,13 +247,14 @@ def tune(run: Run | str | Path, options: TuneOptions) -> Outcome:
     quiet_transformers()
     watch = watcher_of(options.progress)
     wants[TREES] = wants[TREES] and may_fit(folder.graph, watch)
+    cache = VectorCache.shared() if options.cache and additions else None
     for added in additions:
         if added.name == Biencoder.name and added.source is None and world.size > 1:
             with shared_by(world):
-                read_texts(folder, added.settings(folder), watch, device=options.device)
+                read_texts(folder, added.settings(folder), watch, device=options.device, cache=cache)
     world.wait()  # until all have checked the run as it was
     if world.main:
-        _change(folder, dropping, additions, options.device, watch)
+        _change(folder, dropping, additions, options.device, watch, cache)
     world.wait()
     folder = open_folder(folder.path)
     if options.candidates is not None and not any(wants.values()):
@@ -267,6 +278,7 @@ def read_texts(
     watch: Watcher,
     seconds: float | None = None,
     device: str | None = None,
+    cache: VectorCache | None = None,
 ) -> int:
     """Read the texts of a bi-encoder that is to be trained beside a run's model, and keep them for that.
 
@@ -274,6 +286,7 @@ def read_texts(
 
     Args:
         seconds: read names first, and descriptions as far as this time goes; None reads all texts.
+        cache: of texts that other runs have read.
 
     Returns:
         How many texts were not read as a whole.
@@ -285,7 +298,7 @@ def read_texts(
             return 0  # nothing can be kept: the texts are read where the head is trained
         if sharing().main:
             Biencoder.keep_texts(run.path / Biencoder.file, run.graph, kept)
-        source = Biencoder.source(run.graph, settings.biencoder, device_of(device))
+        source = Biencoder.source(run.graph, settings.biencoder, device_of(device), cache)
         bar = partial(watch, "reading texts")
         return len(text_vectors.read_texts(run.graph, source, kept, bar, seconds).cut)
 
@@ -296,13 +309,14 @@ def _change(
     additions: Sequence[Addition],
     device: str | None,
     watch: Watcher,
+    cache: VectorCache | None,
 ) -> None:
     """Drop some signals of a run, then add others."""
     check_parts(run, dropping)
     for name in dropping:
         drop_part(run, name)
     for added in additions:
-        add_signal(run, added, device, watch)
+        add_signal(run, added, device, watch, cache)
 
 
 def choose(

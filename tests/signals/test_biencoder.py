@@ -233,12 +233,12 @@ def test_reading_that_was_killed_continues_with_the_next_part(
     read, kept = TextEncoder.read, tmp_path / ".run.biencoder-unfinished"
     asked: list[int] = []
 
-    def killed(self: TextEncoder, texts: list[str], *args: Any) -> Any:
+    def killed(self: TextEncoder, texts: list[str], *args: Any, **options: Any) -> Any:
         if len(asked) == 2:
             raise KeyboardInterrupt
         if len(texts) == 10:
             asked.append(len(texts))
-        return read(self, texts, *args)
+        return read(self, texts, *args, **options)
 
     monkeypatch.setattr(TextEncoder, "read", killed)
     with pytest.raises(KeyboardInterrupt):
@@ -246,9 +246,9 @@ def test_reading_that_was_killed_continues_with_the_next_part(
     assert len(list(kept.glob("*.npy"))) == 2
     counted: list[int] = []
 
-    def counting(self: TextEncoder, texts: list[str], *args: Any) -> Any:
+    def counting(self: TextEncoder, texts: list[str], *args: Any, **options: Any) -> Any:
         counted.append(len(texts))
-        return read(self, texts, *args)
+        return read(self, texts, *args, **options)
 
     monkeypatch.setattr(TextEncoder, "read", counting)
     figures = Biencoder.fit(toy, few, kept=kept)
@@ -356,9 +356,9 @@ def test_processes_share_the_reading(
     few, read = settings.model_copy(update={"steps": 2}), TextEncoder.read
     counted: list[int] = []
 
-    def counting(self: TextEncoder, texts: list[str], *args: Any) -> Any:
+    def counting(self: TextEncoder, texts: list[str], *args: Any, **options: Any) -> Any:
         counted.append(len(texts))
-        return read(self, texts, *args)
+        return read(self, texts, *args, **options)
 
     monkeypatch.setattr(TextEncoder, "read", counting)
 

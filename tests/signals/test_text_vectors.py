@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kgmlm.signals import text_vectors
 from kgmlm.signals.biencoder import CUT, Biencoder
 from kgmlm.signals.text_vectors import ENDED, EncoderSource, Read, read_texts, texts_of
 from kgmlm.text.encoder import TextEncoder
+from kgmlm.text.vector_cache import VectorCache
 
 BATCH = 8  # texts that the clock of a test counts as a second
 
@@ -39,8 +41,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that the encoder has read, a second for each batch of eight."""
     texts_read, whole, now = list[str](), TextEncoder.read, [0.0]
 
-    def reading(self: TextEncoder, texts: Sequence[str], batch_size: int = 64, *args: Any) -> Any:
-        for rows, vectors_BD in whole(self, texts, BATCH, *args):
+    def reading(
+        self: TextEncoder, texts: Sequence[str], batch_size: int = 64, *args: Any, **options: Any
+    ) -> Any:
+        for rows, vectors_BD in whole(self, texts, BATCH, *args, **options):
             texts_read.extend(texts[row] for row in rows)
             now[0] += 1
             yield rows, vectors_BD
@@ -161,6 +165,48 @@ def test_reading_that_was_stopped_continues(
     asked = len(toy.entities) + (sum(described(toy)) if seconds else 0)
     assert len(read) == asked - 2 * BATCH, "two parts were kept"
     np.testing.assert_allclose(vectors.vectors_ND, expected_ND, atol=1e-3)
+
+
+@pytest.mark.parametrize("seconds", [None, 1000.0])
+def test_texts_that_another_run_has_read_are_taken_from_the_cache(
+    toy: KnowledgeGraph, source: EncoderSource, read: list[str], tmp_path: Path, seconds: float | None
+) -> None:
+    cached = replace(source, cache=VectorCache(tmp_path / "vectors.sqlite"))
+    expected_ND = read_texts(toy, source).vectors_ND
+    ids = np.arange(0, len(toy.entities), 2)
+    for _ in cached.read(ids):
+        pass
+    read.clear()
+    vectors = read_texts(toy, cached, tmp_path / "kept", seconds=seconds)
+    names, texts = toy.entities.column("surface"), texts_of(toy.entities)
+    unread = [i for i in range(len(texts)) if texts[i] not in {texts[j] for j in ids}]
+    expected = [texts[i] for i in unread if not (seconds and texts[i] == names[i])]
+    expected += [names[i] for i in unread] if seconds else []
+    assert sorted(read) == sorted(expected)
+    assert not len(vectors.cut)
+    np.testing.assert_allclose(vectors.vectors_ND, expected_ND, atol=1e-3)
+    for path in (tmp_path / "kept", tmp_path / "other"):  # what was kept for the training, and another run
+        read.clear()
+        again = read_texts(toy, cached, path, seconds=seconds)
+        assert not read
+        np.testing.assert_array_equal(again.vectors_ND, vectors.vectors_ND)
+
+
+def test_reading_that_was_stopped_continues_from_the_cache(
+    toy: KnowledgeGraph, source: EncoderSource, read: list[str], tmp_path: Path
+) -> None:
+    cached = replace(source, cache=VectorCache(tmp_path / "vectors.sqlite"))
+
+    def stops(n: int, total: int) -> None:
+        if len(read) >= 3 * BATCH:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_texts(toy, cached, tmp_path / "kept", stops)
+    before = list(read)
+    read_texts(toy, cached, tmp_path / "kept")
+    assert sorted(read) == sorted(texts_of(toy.entities))
+    assert len(before) == 3 * BATCH
 
 
 def test_progress_counts_up_to_what_is_expected(

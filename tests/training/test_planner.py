@@ -20,6 +20,7 @@ from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.runs.opened import open_folder
 from kgmlm.runs.writing import write_record
 from kgmlm.signals.kge import KGE
+from kgmlm.signals.text_vectors import EncoderSource
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.training import planner, stages
 from kgmlm.training.loop import Timed, TimeLimit, train, validation_steps
@@ -83,7 +84,7 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
     speed: tuple[float, float],
     expected: set[str],
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(*speed, 20.0, 16))
+    monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(*speed, 20.0, 16))
     given, watch = GivenSettings.of(None, ["training.precision=fp32"]), Hears()
     recipe = stages.choose_recipe(preset, toy, tiny_encoder, given, minutes, watch)
     assert recipe is not None
@@ -112,7 +113,7 @@ def test_the_masked_lm_is_trained_where_other_stages_end_early(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # About 40 seconds for the masked LM, which has 30 of a minute by its share.
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 4e-5, 20.0, 16))
+    monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(1e-4, 4e-5, 20.0, 16))
     given, took = GivenSettings.of(None, []), {"biencoder": 1.0, "kge": 1.0}
     for useful, trained in ({**took}, True), ({}, False):
         monkeypatch.setattr(planner, "_useful", lambda recipe, graph, width, useful=useful: useful)
@@ -126,7 +127,7 @@ def test_a_quarter_of_an_epoch_of_the_masked_lm_has_to_fit(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Steps of 0.03 s, and 30 seconds for the masked LM: 1,000 steps.
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-6, 2e-5, 20.0, 16))
+    monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(1e-6, 2e-5, 20.0, 16))
     monkeypatch.setattr(planner, "_useful", lambda recipe, graph, width: {})
     for epoch, trained in (16, True), (1200, True), (12_000, False):
         monkeypatch.setattr(planner, "steps_per_epoch", lambda *_, epoch=epoch: epoch)
@@ -146,7 +147,7 @@ def test_a_few_steps_tell_how_long_other_stages_take(toy: KnowledgeGraph, tiny_e
 def test_what_is_given_ends_a_stage_instead_of_the_clock(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1e-4, 1e-9, 20.0, 16))
+    monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(1e-4, 1e-9, 20.0, 16))
     given = GivenSettings.of(
         None, ["kge.epochs=2", "rules.seconds=1", "biencoder.steps=3", "training.epochs=4"]
     )
@@ -161,7 +162,7 @@ def test_what_is_given_ends_a_stage_instead_of_the_clock(
 def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
     toy: KnowledgeGraph, tiny_encoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner, "speed", lambda encoder, graph: planner.Speed(1.0, 1.0, 20.0, 16))
+    monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(1.0, 1.0, 20.0, 16))
     alone = replace(toy, splits={"train": toy.splits["train"]})
     recipe = stages.choose_recipe("balanced", alone, tiny_encoder, GivenSettings.of(None, []), 0.01, Hears())
     assert recipe is not None
@@ -170,7 +171,7 @@ def test_where_the_text_ranks_alone_it_is_trained_however_short_the_time_is(
 
 def test_the_speed_of_an_encoder_is_measured(toy: KnowledgeGraph, tiny_encoder: str) -> None:
     encoder = TextEncoder.load(tiny_encoder, 16)
-    result = planner.speed(encoder, toy)
+    result = planner.speed(EncoderSource(toy.entities, encoder))
     assert 0 < result.per_token < result.per_text
     assert 2 < result.tokens <= 16
     assert result.width == encoder.width
@@ -353,7 +354,9 @@ def test_a_run_says_which_texts_there_was_no_time_for(
     monkeypatch.setattr(
         Clock, "share", lambda clock, stage, among: 1e-6 if stage == "texts" else share(clock, stage, among)
     )
-    run = kgmlm.train("toy", tiny_encoder, tmp_path / "run", minutes=1, preset="quick", progress=watch).folder
+    run = kgmlm.train(
+        "toy", tiny_encoder, tmp_path / "run", minutes=1, preset="quick", cache=False, progress=watch
+    ).folder
     messages, count = "\n".join(watch.told), len(run.graph.entities)
     cut = run.record["signals"]["biencoder"]["texts_cut"]
     assert 0 < cut <= count
