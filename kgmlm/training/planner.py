@@ -30,7 +30,16 @@ from kgmlm.signals.text_vectors import EncoderSource, read_all, texts_of
 from kgmlm.text.encoder import TextEncoder
 from kgmlm.text.onnx_model import ONNX_FILE, WEIGHTS
 from kgmlm.text.vector_cache import VectorCache
-from kgmlm.training.recipes import STEPS, GivenSettings, Recipe, Shape, head_steps, steps_per_epoch
+from kgmlm.training.recipes import (
+    LARGE,
+    SMALL,
+    STEPS,
+    GivenSettings,
+    Recipe,
+    Shape,
+    head_steps,
+    steps_per_epoch,
+)
 
 # Each stage's share of the time left, relative to the shares of the other stages left.
 SHARES: dict[str, float] = {
@@ -50,7 +59,12 @@ FLOOR = STEPS["balanced"]  # steps of the masked LM; fewer teach it nothing (eva
 PART = 0.25  # of an epoch of the masked LM at least; with less, a large graph gains more by other stages
 LONGEST = 0.85  # share of the time left that a masked LM may take if its steps are slower than planned
 FRAME = 12  # tokens of a query's text beside those of entities: the relation, the span
-PASSES = 100  # of the masked LM and of KGE at most, however much time there is
+PASSES = 100  # of the masked LM, and of KGE on small graphs, at most, however much time there is
+KGE_PASSES = 30  # of KGE on others; WN18RR has .468 after 20 and .471 after 59 (eval/LOG.md)
+# A larger KGE model, better than the preset's where the time is enough for ten epochs (eval/LOG.md).
+LARGE_KGE, LARGE_KGE_EPOCHS = {"dimension": 500, "batch_size": 512, "relation_weight": 4.0}, 10
+LARGE_KGE_PENALTY = {"regularization": 0.05}  # of each triple (N3)
+LONG_KGE = 300.0  # seconds of KGE from which on its steps are timed
 SAMPLED_TEXTS = 512  # texts by which the encoder is timed, in two halves; fewer would be padded more
 ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the ONNX export of a model of 91 MB takes
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
@@ -145,7 +159,7 @@ def fitted(
             encoder_speed = speed(EncoderSource(graph.entities, encoder, own, cache=cache))
             watch.tell(f"reading a text of {graph.name} takes {1000 * encoder_speed.per_text:.1f} ms")
             recipe = _without_text(recipe, graph, seconds, encoder_speed)
-    return _by_the_clock(recipe, graph, given)
+    return _by_the_clock(_with_large_kge(recipe, graph, given), graph, given)
 
 
 class Speed(NamedTuple):
@@ -199,14 +213,14 @@ def _without_text(recipe: Recipe, graph: KnowledgeGraph, seconds: float, encoder
     if "biencoder" in asked:
         asked.append(TEXTS)
         useful[TEXTS] = len(graph.entities) * encoder_speed.per_text
-    if _for_text(seconds, asked, useful) >= whole:
+    if _planned("text", seconds, asked, useful) >= whole:
         return recipe
     if seconds > whole:  # else no measurement of other stages would make room for it
         useful |= _useful(recipe, graph, encoder_speed.width)
     minutes = max(1, round(seconds / 60))
-    if _for_text(seconds, asked, useful) >= whole:
+    if _planned("text", seconds, asked, useful) >= whole:
         return recipe
-    while _for_text(60 * minutes, asked, useful) < whole:
+    while _planned("text", 60 * minutes, asked, useful) < whole:
         minutes += 1
     stages = tuple(x for x in recipe.stages if x not in ("text", "index"))
     training = training.model_copy(update={"epochs": 0.0})
@@ -234,14 +248,14 @@ def _least_text(
     return per_step, steps * per_step + len(graph.entities) * entity * encoder_speed.per_token
 
 
-def _for_text(seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:
-    """The masked LM's seconds of a time limit, where some stages take no more than is useful."""
+def _planned(of: str, seconds: float, stages: Sequence[str], useful: Mapping[str, float]) -> float:
+    """A stage's seconds of a time limit, where some others take no more than is useful."""
     shares = {stage: SHARES[stage] for stage in (*stages, "weights") if stage in SHARES}
     while True:
         of_all = sum(shares.values())
         short = [x for x in shares if useful.get(x, math.inf) < seconds * shares[x] / of_all]
         if not short:
-            return seconds * shares["text"] / of_all
+            return seconds * shares[of] / of_all
         for stage in short:
             seconds -= useful[stage]
             del shares[stage]
@@ -254,18 +268,8 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
         width: of the vectors of texts; the bi-encoder's steps are timed on random ones.
     """
     seconds, times = dict[str, float](), list[float]()
-
-    def per_step() -> float:
-        taken = np.diff(times)
-        times.clear()
-        return float(np.median(taken))
-
     if "kge" in recipe.stages:
-        few = {"epochs": FEW_STEPS, "max_steps": FEW_STEPS, "seconds": None}
-        kge = recipe.settings.kge.model_copy(update={**few, **_sampled(graph, recipe)})
-        train_complex(graph, kge, lambda n, total: times.append(time.monotonic()))
-        epoch = math.ceil(len(graph.unique_queries("train")[0]) / kge.batch_size)
-        seconds["kge"] = PASSES * epoch * per_step()
+        seconds["kge"] = _kge_passes(graph) * _kge_epoch(graph, recipe)
     if "biencoder" in recipe.stages:
         own = recipe.settings.biencoder.model_copy(update={"steps": FEW_STEPS})
         rng, kinds = np.random.default_rng(0), 2 * len(graph.relations)
@@ -276,8 +280,44 @@ def _useful(recipe: Recipe, graph: KnowledgeGraph, width: int) -> dict[str, floa
         profile = profile_of(graph.context.links, len(texts_ND), kinds)
         training = Training(graph, texts_RD, own)
         training.run(texts_ND, texts_ND, profile, lambda n: times.append(time.monotonic()))
-        seconds["biencoder"] = _most_steps(recipe, graph) * per_step()
+        seconds["biencoder"] = _most_steps(recipe, graph) * float(np.median(np.diff(times)))
     return seconds
+
+
+def _kge_passes(graph: KnowledgeGraph) -> int:
+    """The epochs of KGE at most."""
+    return PASSES if len(graph.splits["train"]) < SMALL else KGE_PASSES
+
+
+def _kge_epoch(graph: KnowledgeGraph, recipe: Recipe) -> float:
+    """Seconds of an epoch of KGE, estimated from a few steps."""
+    times = list[float]()
+    few = {"epochs": FEW_STEPS, "max_steps": FEW_STEPS, "seconds": None}
+    kge = recipe.settings.kge.model_copy(update={**few, **_sampled(graph, recipe)})
+    train_complex(graph, kge, lambda n, total: times.append(time.monotonic()))
+    steps = math.ceil(len(graph.unique_queries("train")[0]) / kge.batch_size)
+    return steps * float(np.median(np.diff(times)))
+
+
+def _with_large_kge(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -> Recipe:
+    """The recipe with a larger KGE model, where its share of the time is enough for one."""
+    small, many = len(graph.splits["train"]) < SMALL, len(graph.entities) > LARGE
+    if "kge" not in recipe.stages or "kge" in given.values or small or many:
+        return recipe
+    assert recipe.seconds is not None
+    seconds = _planned("kge", recipe.seconds, recipe.stages, {})
+    if seconds < LONG_KGE:
+        return recipe
+    kge = recipe.settings.kge
+    own = {**LARGE_KGE, **(LARGE_KGE_PENALTY if kge.penalty == "triples" else {})}
+    larger = recipe.settings.model_copy(update={"kge": kge.model_copy(update=own)})
+    changed = replace(recipe, settings=larger)
+    with fitting_threads():
+        epoch = _kge_epoch(graph, changed)
+    if seconds < LARGE_KGE_EPOCHS * epoch:
+        return recipe
+    why = f"an epoch of this takes {epoch:.0f} s, and KGE has about {seconds / 60:.0f} minutes"
+    return replace(changed, reasons={**recipe.reasons, "kge.dimension": why})
 
 
 def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -> Recipe:
@@ -285,7 +325,7 @@ def _by_the_clock(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings) -
     settings, reasons, usual = recipe.settings, dict(recipe.reasons), dict[str, float]()
     most: dict[Stage, tuple[str, str, float]] = {
         "biencoder": ("biencoder", "steps", _most_steps(recipe, graph)),
-        "kge": ("kge", "epochs", PASSES),
+        "kge": ("kge", "epochs", _kge_passes(graph)),
         "text": ("training", "epochs", float(PASSES)),
     }
     timed: list[Stage] = [stage for stage in recipe.stages if stage == "rules"]

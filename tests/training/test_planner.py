@@ -100,13 +100,13 @@ def test_a_time_goes_to_the_stages_that_fit_into_it(
 def test_the_masked_lm_has_what_other_stages_do_not_need() -> None:
     stages, shares = ("rules", "biencoder", "kge", "text"), planner.SHARES
     whole = sum(shares[stage] for stage in (*stages, "weights"))
-    assert planner._for_text(100, stages, {}) == pytest.approx(100 * shares["text"] / whole)
+    assert planner._planned("text", 100, stages, {}) == pytest.approx(100 * shares["text"] / whole)
     plenty = {"biencoder": 1000.0, "kge": 1000.0}
-    assert planner._for_text(100, stages, plenty) == planner._for_text(100, stages, {})
+    assert planner._planned("text", 100, stages, plenty) == planner._planned("text", 100, stages, {})
     little = {"biencoder": 4.0, "kge": 6.0}
     left = shares["rules"] + shares["text"] + shares["weights"]
-    assert planner._for_text(100, stages, little) == pytest.approx(90 * shares["text"] / left)
-    assert planner._for_text(100, stages, {"kge": 6.0}) < planner._for_text(100, stages, little)
+    assert planner._planned("text", 100, stages, little) == pytest.approx(90 * shares["text"] / left)
+    assert planner._planned("text", 100, stages, {"kge": 6.0}) < planner._planned("text", 100, stages, little)
 
 
 def test_the_masked_lm_is_trained_where_other_stages_end_early(
@@ -142,6 +142,38 @@ def test_a_few_steps_tell_how_long_other_stages_take(toy: KnowledgeGraph, tiny_e
     result = planner._useful(recipe, toy, 16)
     assert result.keys() == {"biencoder", "kge"}
     assert all(0 < seconds < float("inf") for seconds in result.values())
+
+
+@pytest.mark.parametrize(
+    ("epoch", "minutes", "given", "large"),
+    [
+        (60.0, 600, [], True),
+        (6000.0, 600, [], False),
+        (1.0, 10, [], False),
+        (60.0, 600, ["kge.dimension=8"], False),
+    ],
+)
+def test_a_long_time_has_a_larger_kge_model(
+    toy: KnowledgeGraph,
+    tiny_encoder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    epoch: float,
+    minutes: int,
+    given: list[str],
+    large: bool,
+) -> None:
+    monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(1e-4, 1e-9, 20.0, 16))
+    monkeypatch.setattr(planner, "_kge_epoch", lambda graph, recipe: epoch)
+    for small in (planner.SMALL, 1):  # triples up to which a graph is small
+        monkeypatch.setattr(planner, "SMALL", small)
+        values = GivenSettings.of(None, given)
+        recipe = stages.choose_recipe("balanced", toy, tiny_encoder, values, minutes, Hears())
+        assert recipe is not None
+        kge = recipe.settings.kge
+        expected = large and small == 1
+        assert (kge.dimension == planner.LARGE_KGE["dimension"]) == expected
+        assert ("kge.dimension" in recipe.reasons) == expected
+        assert kge.epochs == (planner.KGE_PASSES if small == 1 else planner.PASSES)
 
 
 def test_what_is_given_ends_a_stage_instead_of_the_clock(
