@@ -77,6 +77,7 @@ class Card(_Strict):
     """A built-in dataset.
 
     ``splits`` maps a split to a source's path, with ``:member`` behind it for a file in an archive.
+    ``negatives`` names likewise the files of triples that are known to be false.
     A card without splits describes an ordinary dataset folder: the one that it lies in. The page of
     `kgmlm serve` proposes ``example``, a query by labels or names, and the new entities of ``what_if``. A
     ``large`` one is fetched only by its own name, not with all others. ``validation`` says how the
@@ -91,6 +92,7 @@ class Card(_Strict):
     counts: Counts
     source: tuple[Source, ...] = ()
     splits: dict[str, str] = {}
+    negatives: dict[str, str] = {}
     texts: Texts | None = None
     example: dict[Literal["head", "relation"], str] = {}
     what_if: tuple[WhatIf, ...] = ()

@@ -157,10 +157,32 @@ def read_wikidata5m(sources: Sources) -> TextColumns:
     return TextColumns(columns=pa.table(columns), relations=dict(rows_of(relations)))
 
 
+def read_definitions(sources: Sources) -> TextColumns:
+    """Names and descriptions of entities in two columns, and names of relations in JSON."""
+    relations = files.parse_json(sources.text("relations"))
+    return TextColumns(
+        names=_mapping(sources.text("names"), "names"),
+        descriptions=_mapping(sources.text("descriptions"), "descriptions"),
+        relations={label: " ".join(name.split()) for label, name in relations.items()},
+    )
+
+
+def read_typed(sources: Sources) -> TextColumns:
+    """Names and types of entities in three columns below a header."""
+    table = sources.columns("entities", {"label": r"[^\t]+", "name": r"[^\t]*", "types": r"[^\t]*$"}).slice(1)
+    labels = table.column("label").to_pylist()
+    return TextColumns(
+        names=dict(zip(labels, table.column("name").to_pylist(), strict=True)),
+        types=dict(zip(labels, table.column("types").to_pylist(), strict=True)),
+    )
+
+
 TEXT_READERS: dict[str, Callable[[Sources], TextColumns]] = {
     "wordnet": read_wordnet,
     "freebase": read_freebase,
     "wikidata5m": read_wikidata5m,
+    "definitions": read_definitions,
+    "typed": read_typed,
 }
 
 # --- loading ----------------------------------------------------------------------------------------------
@@ -522,13 +544,17 @@ def load_graph(
     if not card.splits:
         return read_folder(cards_folder() / card.name, card.name)
     sources = Sources(card, download=download, progress=progress)
-    splits = {s: triples_in(sources.read(a), a).columns for s, a in card.splits.items()}
+    splits, negatives = (
+        {split: triples_in(sources.read(address), address).columns for split, address in of.items()}
+        for of in (card.splits, card.negatives)
+    )
     texts = TEXT_READERS[card.texts.reader](sources) if card.texts else TextColumns()
     return build_graph(
         card.name,
         splits,
         texts,
         sources={s.path: s.sha256 or sha256(sources.path(s.path)) for s in card.source},
+        negatives=negatives,
     )
 
 

@@ -34,6 +34,8 @@ EXPECTED = {
     "toy",
     "europe",
     "world",
+    "fb15k237-n",
+    "kg20c",
     "wikidata5m",
     "wikidata5m-ind",
 }
@@ -55,7 +57,8 @@ def test_every_card_is_whole(name: str) -> None:
         assert len(source.sha256) == 64 or source.path in UNVERIFIED
         assert source.url.startswith("https://") or source.package
         assert source.license
-    assert {a.partition(":")[0] for a in card.splits.values()} <= paths
+    for addresses in (card.splits, card.negatives):
+        assert {address.partition(":")[0] for address in addresses.values()} <= paths
     if card.texts:
         assert card.texts.reader in TEXT_READERS
         assert {a.partition(":")[0] for a in card.texts.files.values()} <= paths
