@@ -24,7 +24,7 @@ from torch.nn.functional import embedding_bag, normalize, softplus
 from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import BiencoderSettings
 from kgmlm.core.errors import RunError
-from kgmlm.core.machine import keep_memory, reduced
+from kgmlm.core.machine import bound_memory, keep_memory, reduced
 from kgmlm.graphs.graph import KnowledgeGraph
 
 RISE = 0.15  # of the steps, in which the learning rate rises
@@ -293,6 +293,7 @@ class Training:
             loss.backward()
             self.optimizer.step()
             self.rate.step()
+            bound_memory()
             advance(1)
         return {k: v.detach().float().cpu().numpy() for k, v in self.head.state_dict().items()}
 

@@ -24,7 +24,7 @@ from kgmlm.core.arrays import Floats, IntArray
 from kgmlm.core.config import KGESettings
 from kgmlm.core.errors import RunError
 from kgmlm.core.files import write_tensors
-from kgmlm.core.machine import keep_memory, reduced
+from kgmlm.core.machine import bound_memory, keep_memory, reduced
 from kgmlm.core.progress import expected
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import GroupedAnswers
@@ -106,6 +106,7 @@ def train_complex(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        bound_memory()
         total = begin + expected(step + 1 - begin, began, settings.seconds, steps - begin)
         advance(1, total)
         if total == step + 1:
