@@ -250,9 +250,19 @@ def readme_table() -> str:
                 link = f"[{found['id']}](eval/RESULTS.md)"
                 cells = [*(figure(found["metrics"][k]) + star for k in keys), link]
             rows.setdefault(label, []).extend(cells if found else ["–"] * 3)
-        for label, text in (("best published with text", True), ("best published without text", False)):
-            other = next(r for r in published() if r["graph"] == name and ("text" in r["uses"]) == text)
-            cells = [*(figure(other[k], 3) for k in keys), other["method"]]
+        for label, text, second_hand in (
+            ("best published with text", True, False),
+            ("best published without text", False, False),
+            ("best published without text, second-hand", False, True),
+        ):
+            other = next(
+                row
+                for row in published()
+                if row["graph"] == name
+                and ("text" in row["uses"]) == text
+                and row.get("second_hand", False) == second_hand
+            )
+            cells = [*(figure(other.get(k), 3) or "–" for k in keys), other["method"]]
             rows.setdefault(label, []).extend(cells)
     head = ["ranks by", *(x for name in BIG for x in (f"{name} MRR", "Hits@10", "record"))]
     note = (
