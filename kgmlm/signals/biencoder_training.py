@@ -128,14 +128,17 @@ class Training:
     def _on(self, array: Floats) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.device)
 
+    def _at(self, rows: IntArray) -> torch.Tensor:
+        return torch.from_numpy(rows).to(self.device)
+
     def _rate(self, step: int) -> float:
         """The learning rate's share of its peak: it rises, then falls along half a cosine."""
-        rise, at = max(1, round(RISE * self.settings.steps)), self._at(step)
+        rise, at = max(1, round(RISE * self.settings.steps)), self._position(step)
         if at < rise:
             return min(1.0, (at + 1) / rise)
         return 0.5 * (1 + math.cos(math.pi * (at - rise) / max(1, self.settings.steps - rise)))
 
-    def _at(self, step: int) -> float:
+    def _position(self, step: int) -> float:
         """The position in the schedule, in steps: those done, or the share of the time that has passed."""
         if self.ends is None:
             return step
@@ -198,6 +201,7 @@ class Training:
     def candidates(
         self,
         ids_C: IntArray,
+        text_CW: torch.Tensor,
         sums_CD: torch.Tensor,
         degree_C: torch.Tensor,
         kinds_KM: torch.Tensor,
@@ -206,6 +210,7 @@ class Training:
         """Unit vectors of candidates ``(C, W)``, from their texts and, mostly, their neighborhoods.
 
         Args:
+            text_CW: what their texts add to them.
             sums_CD: of the texts of their neighbors.
             degree_C: their numbers of edges.
             left_CM: embeddings of kinds of edges of which each candidate has one less.
@@ -218,12 +223,10 @@ class Training:
         if left_CM is not None:
             kinds_SM = kinds_SM - left_CM[rows_S]
         count_S1 = degree_C[rows_S].clamp(min=1)[:, None]
-        texts_CD = self.texts_ND[torch.from_numpy(ids_C).to(self.device)]
         with _products(self.settings.precision, self.device):
-            text_CW = head.candidate(self.drop(texts_CD))
             around_SW = head.candidate_neighbor(self.drop(sums_CD[rows_S] / count_S1))
             around_SW = around_SW + head.candidate_edge(kinds_SM / count_S1)
-        return normalize(text_CW.float().index_add(0, rows_S, around_SW.float()), dim=1)
+        return normalize(text_CW.index_add(0, rows_S, around_SW.float()), dim=1)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Cross-entropy of each answer against all candidates that are no answers, the mean of T answers."""
@@ -234,12 +237,19 @@ class Training:
         if 0 < sampled < len(seen):
             weight = math.log(len(seen) / sampled)
             seen = np.sort(self.rng.choice(seen, sampled, replace=False))
-        ids_C = torch.from_numpy(seen).to(self.device)
-        others_CW = self.candidates(seen, self.sums_ND[ids_C], self.degree_N[ids_C], kinds_KM)
         answers_T, asking_T = batch.answer_T, batch.entity_B[batch.row_T]
+        answers = answers_T.cpu().numpy()
+        # Texts of all that are scored, each once; without a sample, the answers are among the candidates.
+        ids = np.union1d(seen, answers) if weight else seen
+        with _products(self.settings.precision, self.device):
+            text_IW = self.head.candidate(self.drop(self.texts_ND[self._at(ids)])).float()
+        text_CW = text_IW[self._at(np.searchsorted(ids, seen))] if weight else text_IW
+        text_TW = text_IW[self._at(np.searchsorted(ids, answers))]
+        ids_C = self._at(seen)
+        others_CW = self.candidates(seen, text_CW, self.sums_ND[ids_C], self.degree_N[ids_C], kinds_KM)
         back_T = batch.kind_B[batch.row_T] ^ 1  # as the answer has the edge that is asked for
         left_TD, left_T = self.sums_ND[answers_T] - self.texts_ND[asking_T], self.degree_N[answers_T] - 1
-        answers_TW = self.candidates(answers_T.cpu().numpy(), left_TD, left_T, kinds_KM, kinds_KM[back_T])
+        answers_TW = self.candidates(answers, text_TW, left_TD, left_T, kinds_KM, kinds_KM[back_T])
         sharp = self.head.sharpness.exp().clamp(max=100)
         with _products(self.settings.precision, self.device):
             scores_BC = (sharp * query_BW) @ others_CW.T
@@ -284,7 +294,7 @@ class Training:
         self.hold(texts_ND, sums_ND, profile)
         self.head.train()
         for step, chosen in enumerate(islice(self.batches(), self.settings.steps)):
-            if step and self._at(step) >= self.settings.steps:
+            if step and self._position(step) >= self.settings.steps:
                 break
             loss = self.loss(self.batch(chosen))
             if not loss.isfinite():

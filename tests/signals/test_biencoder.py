@@ -92,9 +92,10 @@ def test_scores_are_those_of_the_head_that_is_trained(
     with torch.no_grad():
         kinds_KM = training.head.kinds(training.relation_texts_RD)
         queries_BW = training.query(training.batch(chosen), kinds_KM)
-        ids = torch.arange(count)
-        profile_NM = torch.from_numpy(profile.toarray()) @ kinds_KM
-        candidates_NW = training.candidates(ids, training.sums_ND, profile_NM, training.degree_N)
+        text_NW = training.head.candidate(training.texts_ND)
+        candidates_NW = training.candidates(
+            np.arange(count), text_NW, training.sums_ND, training.degree_N, kinds_KM
+        )
     expected = (queries_BW @ candidates_NW.T).numpy()
     np.testing.assert_allclose(scores(made, training.queries, toy), expected, atol=1e-5)
 
