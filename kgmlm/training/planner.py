@@ -62,8 +62,8 @@ FRAME = 12  # tokens of a query's text beside those of entities: the relation, t
 PASSES = 100  # of the masked LM, and of KGE on small graphs, at most, however much time there is
 KGE_PASSES = 30  # of KGE on others; WN18RR has .468 after 20 and .471 after 59 (eval/LOG.md)
 # A larger KGE model, better than the preset's where the time is enough for ten epochs (eval/LOG.md).
-LARGE_KGE, LARGE_KGE_EPOCHS = {"dimension": 500, "batch_size": 512, "relation_weight": 4.0}, 10
-LARGE_KGE_PENALTY = {"regularization": 0.05}  # of each triple (N3)
+LARGE_KGE, LARGE_KGE_EPOCHS = {"dimension": 500, "batch_size": 512}, 10
+LARGE_KGE_DENSE = {"regularization": 0.05, "relation_weight": 4.0}  # where entities have many triples
 LONG_KGE = 300.0  # seconds of KGE from which on its steps are timed
 SAMPLED_TEXTS = 512  # texts by which the encoder is timed, in two halves; fewer would be padded more
 ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the ONNX export of a model of 91 MB takes
@@ -309,7 +309,7 @@ def _with_large_kge(recipe: Recipe, graph: KnowledgeGraph, given: GivenSettings)
     if seconds < LONG_KGE:
         return recipe
     kge = recipe.settings.kge
-    own = {**LARGE_KGE, **(LARGE_KGE_PENALTY if kge.penalty == "triples" else {})}
+    own = LARGE_KGE | (LARGE_KGE_DENSE if kge.penalty == "triples" else {})
     larger = recipe.settings.model_copy(update={"kge": kge.model_copy(update=own)})
     changed = replace(recipe, settings=larger)
     with fitting_threads():
