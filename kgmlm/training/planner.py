@@ -8,9 +8,10 @@ encoder says that it could learn nothing in its share.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kgmlm.core.config import HEAD_CANDIDATES, Settings, Stage
-from kgmlm.core.files import write_json
+from kgmlm.core.files import parse_json, write_json
 from kgmlm.core.machine import fitting_threads
 from kgmlm.core.progress import Watcher
 from kgmlm.graphs.graph import KnowledgeGraph
@@ -67,6 +68,7 @@ LARGE_KGE_DENSE = {"regularization": 0.05, "relation_weight": 4.0}  # where enti
 LONG_KGE = 300.0  # seconds of KGE from which on its steps are timed
 SAMPLED_TEXTS = 512  # texts by which the encoder is timed, in two halves; fewer would be padded more
 ENDING, SMALL_MODEL = 5.0, 91_000_000  # seconds that the ONNX export of a model of 91 MB takes
+KEPT_EVERY = 30.0  # seconds between notes of what a stage has taken
 FEW_STEPS = 8  # of the bi-encoder and of KGE, which tell how long they take
 
 
@@ -84,6 +86,10 @@ class Clock:
         self.seconds: float | None = recipe.get("seconds")
         self.timed = frozenset(recipe.get("timed", ()))
         self._since = began
+        self._running = run / "clock.json"  # what the stage that is going on has taken
+        if self._running.is_file():  # until its process was killed
+            killed = parse_json(self._running.read_bytes())
+            self._count(killed["stage"], killed["seconds"])
 
     @property
     def spent(self) -> Mapping[str, float]:
@@ -122,18 +128,43 @@ class Clock:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time inside, and since the previous stage, as this stage's. Under a time limit, use as
-        many threads as fit the machine's load.
+        many threads as fit the machine's load, and keep the time for the case that the process is killed.
         """
         try:
-            with nullcontext() if self.seconds is None else fitting_threads():
+            if self.seconds is None:
                 yield
+            else:
+                with self._kept(name), fitting_threads():
+                    yield
         finally:
             now = time.monotonic()
-            record = read_record(self.run)
-            spent = dict(record.get("spent", {}))
-            spent[name] = round(spent.get(name, 0.0) + now - self._since, 1)
-            write_json(self.run / "run.json", {**record, "spent": spent})
+            self._count(name, now - self._since)
             self._since = now
+
+    def _count(self, stage: str, seconds: float) -> None:
+        """Add to what a stage has taken."""
+        record = read_record(self.run)
+        spent = dict(record.get("spent", {}))
+        spent[stage] = round(spent.get(stage, 0.0) + seconds, 1)
+        write_json(self.run / "run.json", {**record, "spent": spent})
+        self._running.unlink(missing_ok=True)
+
+    @contextmanager
+    def _kept(self, stage: str) -> Iterator[None]:
+        """Write every half minute what the stage inside has taken."""
+        ended = threading.Event()
+
+        def keep() -> None:
+            while not ended.wait(KEPT_EVERY):
+                write_json(self._running, {"stage": stage, "seconds": time.monotonic() - self._since})
+
+        keeping = threading.Thread(target=keep, daemon=True)
+        keeping.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            keeping.join()
 
 
 def fitted(

@@ -260,6 +260,27 @@ def test_reading_texts_has_a_share_of_its_own(tmp_path: Path, toy: KnowledgeGrap
     )
 
 
+def test_the_time_of_a_stage_whose_process_was_killed_counts(
+    tmp_path: Path, toy: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "KEPT_EVERY", 0.01)
+    start_run(tmp_path / "run", toy, "scratch", settings())
+    run = write_record(open_folder(tmp_path / "run"), recipe={"preset": "best", "stages": ["kge"],
+                       "seconds": 100.0, "timed": ["kge"]}, spent={"kge": 5.0})  # fmt: skip
+    kept = run.path / "clock.json"
+    with Clock(run.path, time.monotonic() - 7).stage("kge"):
+        while not kept.is_file():
+            time.sleep(0.01)
+        data = kept.read_bytes()  # as it is when the process is killed here
+    assert not kept.exists(), "it is counted"
+    assert 12 <= Clock(run.path, time.monotonic()).spent["kge"] < 60
+    write_record(run, spent={"kge": 5.0})
+    kept.write_bytes(data)
+    clock = Clock(run.path, time.monotonic())
+    assert 12 <= clock.spent["kge"] < 60
+    assert not kept.exists()
+
+
 def test_without_a_time_no_stage_ends_by_the_clock(tmp_path: Path, toy: KnowledgeGraph) -> None:
     start_run(tmp_path / "run", toy, "scratch", settings())
     clock = Clock(tmp_path / "run", 0.0)
