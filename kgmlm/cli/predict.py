@@ -144,8 +144,10 @@ def complete(
     made = job(run, output, progress=Bars(quiet), **lists)
     if as_json:
         print_json(made)
-        return
-    _print(made)
+    else:
+        _print(made)
+    if "since" in made and not made["listed"]:
+        raise typer.Exit(1)
 
 
 def _print_missing(
@@ -181,6 +183,9 @@ def _print(made: dict[str, Any]) -> None:
     figures = made["probabilities"]
     least = made["min_probability"]
     _print_best(made["best"])
+    if "since" in made:
+        _print_since(made)
+        return
     if not figures["fitted"]:
         print(
             f"{made['output']}: the best answers of {counted(made['listed'], 'question')}, the clearest first"
@@ -199,6 +204,21 @@ def _print(made: dict[str, Any]) -> None:
             f"{_below(made['highest']):g} lists the best without scoring again"
         )
     tell(f"probability: {figures['stands_for']}")
+    if "report" in made:
+        _print_report(made["report"])
+
+
+def _print_since(made: dict[str, Any]) -> None:
+    """What is new since earlier lists, and what became of their triples."""
+    since, figures = made["since"], made["probabilities"]
+    sure = f" with a probability of {made['min_probability']:g} or more" if figures["fitted"] else ""
+    print(f"{made['output']}: {counted(made['listed'], 'new triple')}{sure}")
+    print(
+        f"of {counted(since['listed'], 'triple')} listed before, {since['known']:,} are known now, "
+        f"{since['less_probable']:,} are less probable, and {since['removed']:,} lost an entity or a relation"
+    )
+    if figures["fitted"]:
+        tell(f"probability: {figures['stands_for']}")
     if "report" in made:
         _print_report(made["report"])
 

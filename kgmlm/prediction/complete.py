@@ -39,6 +39,7 @@ from kgmlm.prediction.candidates import MANIFEST, Completer, Parts, Shard, asked
 from kgmlm.prediction.classify import classifier_for
 from kgmlm.prediction.export import write_export
 from kgmlm.prediction.listing import (
+    Earlier,
     Listed,
     by_margin,
     by_probability,
@@ -385,7 +386,8 @@ def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> 
     graph = plan.graph
     candidates = candidates_of(plan.parts)
     least = MIN_PROBABILITY if wanted.min_probability is None else wanted.min_probability
-    always = SHOWN if wanted.min_probability is None else 0
+    earlier = _earlier(wanted.since, target, graph, least)
+    always = SHOWN if wanted.min_probability is None and earlier is None else 0
     ranker, classifier, why = _opened(plan, watch)
     if classifier is None:
         watch.tell(f"{why}: the best answer of each question is listed, by its margin above the second best")
@@ -404,6 +406,11 @@ def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> 
         "highest": best.highest,
         "probabilities": probabilities,
     }
+    if earlier is not None:
+        known = np.concatenate([graph.triples(split) for split in plan.known])
+        manifest["since"] = earlier.became(best, graph, known)
+        best = best[earlier.new(best, graph)]
+        manifest["listed"] = len(best)
     if wanted.diverse:
         best = diverse(best)
         manifest["diverse"] = True
@@ -420,6 +427,25 @@ def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> 
         write_export(read_list(file)[0], target, TABLES[target.suffix])
         file.unlink()
     return {"output": str(target), **manifest, "best": _best(graph, best, because)}
+
+
+def _earlier(
+    given: Sequence[str | Path] | str | Path, target: Path, graph: KnowledgeGraph, least: float
+) -> Earlier | None:
+    """What earlier lists have, but for the one that is written now; None where none are given."""
+    paths = [
+        as_path(path, "an earlier list") for path in ([given] if isinstance(given, str | Path) else given)
+    ]
+    if not paths:
+        return None
+    lists = list[Path]()
+    for path in paths:
+        if not path.is_dir():
+            lists.append(path)
+            continue
+        some = (p for p in path.iterdir() if p.suffix in (".parquet", *TABLES) and p.name[0] != ".")
+        lists += sorted(p for p in some if p.resolve() != target.resolve())
+    return Earlier.of((read_list(path)[0] for path in lists), graph, least)
 
 
 def _opened(plan: Plan, watch: Watcher) -> tuple[Ranker, TripleClassifier | None, str]:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from kgmlm.core import files
 from kgmlm.core.arrays import BoolArray, FloatArray, IntArray
 from kgmlm.core.errors import DataError, first_line
+from kgmlm.core.tables import ENDS
 from kgmlm.graphs.graph import KnowledgeGraph
 from kgmlm.graphs.queries import triple_keys
 from kgmlm.prediction.candidates import SCHEMA, Parts
@@ -387,6 +388,66 @@ def _checked(table: pa.Table, fitted: bool) -> pa.Table:
             if not np.isfinite(values).all():
                 raise ValueError(f"its column '{field.name}' has a number that is not finite")
     return table
+
+
+@dataclass(frozen=True, eq=False)
+class Earlier:
+    """What earlier lists have.
+
+    Attributes:
+        keys: of their triples whose labels the graph has, rising; as of :func:`triple_keys`.
+        unknown: how many of their triples have a label that the graph has not.
+    """
+
+    keys: IntArray
+    unknown: int
+
+    @classmethod
+    def of(cls, tables: Iterable[pa.Table], graph: KnowledgeGraph, least: float) -> Earlier:
+        """Gather the triples of lists.
+
+        Args:
+            tables: as of :func:`read_list`.
+            least: the probability from which on a triple counts as listed; those without one always do.
+        """
+        parts, unknown = [np.zeros((0, 3), np.int64)], 0
+        entities = graph.entities.table.column("label").combine_chunks().cast(pa.large_string())
+        relations = pa.array([relation.label for relation in graph.relations], pa.large_string())
+        for table in tables:
+            listed = table.filter(pc.fill_null(pc.greater_equal(table.column("probability"), least), True))
+            columns = zip(ENDS, (entities, relations, entities), strict=True)
+            ids = [pc.index_in(listed.column(end).combine_chunks(), labels) for end, labels in columns]
+            triples = np.stack([pc.fill_null(x, -1).to_numpy().astype(np.int64) for x in ids], 1)
+            known = (triples >= 0).all(1)
+            unknown += int((~known).sum())
+            parts.append(triples[known])
+        return cls(np.unique(triple_keys(np.concatenate(parts), len(entities), len(relations))), unknown)
+
+    def new(self, best: Listed, graph: KnowledgeGraph) -> BoolArray:
+        """The mask of listed triples that no earlier list has."""
+        keys = triple_keys(best.triples, len(graph.entities), len(graph.relations))
+        return ~np.isin(keys, self.keys)
+
+    def became(self, best: Listed, graph: KnowledgeGraph, known: IntArray) -> dict[str, int]:
+        """What became of the earlier triples.
+
+        Args:
+            best: all that is listed now.
+            known: triples that are never listed.
+
+        Returns:
+            How many were ``listed``, and how many of these are ``known`` now, are ``less_probable``, or lost
+            an entity or a relation (``removed``).
+        """
+        size = len(graph.entities), len(graph.relations)
+        is_known = np.isin(self.keys, triple_keys(known, *size))
+        stays = np.isin(self.keys, triple_keys(best.triples, *size))
+        return {
+            "listed": len(self.keys) + self.unknown,
+            "known": int(is_known.sum()),
+            "less_probable": int((~is_known & ~stays).sum()),
+            "removed": self.unknown,
+        }
 
 
 def measured(best: Listed, graph: KnowledgeGraph, split: str, relations: IntArray) -> dict[str, Any]:

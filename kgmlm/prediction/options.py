@@ -129,6 +129,13 @@ class CompleteOptions(ScoreOptions, BatchOptions, WorkerOptions, ProgressOptions
         "Count how many triples of this split, not a known one, are listed: precision and recall at each "
         "probability, among the best and per relation, and how diverse the best hundred are.",
     )
+    since: Sequence[str | Path] | str | Path = option(
+        (),
+        "A list that `complete` wrote before, or a folder of such lists: list only triples that none of them "
+        "has with --min-probability or more, and say what became of theirs; may be given again. The exit "
+        "code is 1 if there is nothing new.",
+        command=list[Path],
+    )
     explain: bool = option(
         False,
         "Add a reason to each triple: a rule that is often right, else what is known about the most similar "

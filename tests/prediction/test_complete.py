@@ -498,3 +498,59 @@ def test_what_was_rejected_is_never_listed_again(calibrated_run: Path, tmp_path:
     assert triple not in set(
         zip(*(table.column(end).to_pylist() for end in ("head", "relation", "tail")), strict=True)
     )
+
+
+def test_a_list_since_another_has_only_what_is_new(
+    calibrated_run: Path, whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    table = read_list(whole[0])[0].to_pandas()
+    (tmp_path / "lists").mkdir()
+    old = tmp_path / "lists" / "old.csv"
+    before = table.iloc[5:].copy()
+    before.loc[before.index[0], "probability"] = 1e-9  # less than is asked for now: it is new
+    before.loc[before.index[1], "head"] = "no entity of the graph"
+    graph = open_folder(calibrated_run).graph
+    (known,) = graph.labeled(graph.splits["train"][:1])
+    before.loc[before.index[2], ["head", "relation", "tail"]] = known
+    before.to_csv(old, index=False)
+    least = float(table["probability"].iloc[20])
+    options: dict[str, Any] = {"min_probability": least, "explain": True}
+    expected = table[table["probability"] >= least]
+    missing = [*range(5), *before.index[:3]]
+    for since in (old, [str(old)], tmp_path / "lists"):
+        output = tmp_path / "lists" / "new.parquet"
+        made = completed(calibrated_run, output, since=since, **options)
+        listed, manifest = read_list(output)
+        columns = ["head", "relation", "tail", "probability"]
+        pd.testing.assert_frame_equal(
+            listed.to_pandas()[columns], expected.loc[missing][columns].reset_index(drop=True)
+        )
+        assert made["listed"] == len(missing) == manifest["listed"]
+        # Of those with a probability that is too low now none counts as listed before.
+        assert made["since"] == {
+            "listed": len(expected) - 6,
+            "known": 1,
+            "less_probable": 0,
+            "removed": 1,
+        }
+        assert all("because" in row for row in made["best"])
+    nothing = completed(calibrated_run, tmp_path / "n.csv", since=[old, output], **options)
+    assert nothing["listed"] == 0
+    assert nothing["best"] == []
+    with pytest.raises(DataError, match="there is no file"):
+        completed(calibrated_run, tmp_path / "x.csv", since=tmp_path / "no.csv", **options)
+
+
+def test_the_exit_code_says_whether_anything_is_new(calibrated_run: Path, cli: Cli, tmp_path: Path) -> None:
+    first, again = tmp_path / "first.tsv", tmp_path / "again.tsv"
+    command = ("complete", calibrated_run, "--known", "valid", "--min-probability", "0", "-q")
+    assert cli(*command, "--output", first).returncode == 0
+    result = cli(*command, "--output", again, "--since", first)
+    assert result.returncode == 1
+    assert "0 new triples" in result.stdout
+    assert ", 0 are known now, 0 are less probable, and 0 lost an entity or a relation" in result.stdout
+    few = tmp_path / "few.tsv"
+    few.write_text("".join(first.read_text("utf-8").splitlines(keepends=True)[:-1]), "utf-8")
+    result = cli(*command, "--output", again, "--since", few, "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["listed"] == 1
