@@ -296,13 +296,14 @@ def complete(run: Run | str | Path, options: CompleteOptions) -> Outcome:
         part_size=options.part_size,
         sample=options.sample,
     )
+    earlier = _earlier(options.since, target, folder.graph, _least(options))
     lock = locked(target, "complete") if options.shard is None else nullcontext()
     with watcher_of(options.progress) as watch, lock:
         seconds, scored = _score(plan, part, crew, watch)
         made = {"queries_scored": scored, "seconds": round(seconds, 1)}
         if options.shard is None:
             plan.parts.sweep()
-            return Completion(_list(plan, target, options, watch) | made)
+            return Completion(_list(plan, target, options, earlier, watch) | made)
         parts = {"parts": plan.parts.count, "missing": len(plan.parts.missing())}
         return Outcome({"shard": options.shard, **parts, **made})
 
@@ -381,12 +382,18 @@ def _score(plan: Plan, shard: Shard, workers: Workers, watch: Watcher) -> tuple[
     return time.monotonic() - began, scored
 
 
-def _list(plan: Plan, target: Path, wanted: CompleteOptions, watch: Watcher) -> dict[str, Any]:
+def _least(wanted: CompleteOptions) -> float:
+    """The probability from which on triples are listed."""
+    return MIN_PROBABILITY if wanted.min_probability is None else wanted.min_probability
+
+
+def _list(
+    plan: Plan, target: Path, wanted: CompleteOptions, earlier: Earlier | None, watch: Watcher
+) -> dict[str, Any]:
     """Merge all parts and write the list; return its manifest."""
     graph = plan.graph
     candidates = candidates_of(plan.parts)
-    least = MIN_PROBABILITY if wanted.min_probability is None else wanted.min_probability
-    earlier = _earlier(wanted.since, target, graph, least)
+    least = _least(wanted)
     always = SHOWN if wanted.min_probability is None and earlier is None else 0
     ranker, classifier, why = _opened(plan, watch)
     if classifier is None:
