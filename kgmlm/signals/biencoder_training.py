@@ -128,7 +128,7 @@ class Training:
     def _on(self, array: Floats) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.float32)).to(self.device)
 
-    def _at(self, rows: IntArray) -> torch.Tensor:
+    def _tensor(self, rows: IntArray) -> torch.Tensor:
         return torch.from_numpy(rows).to(self.device)
 
     def _rate(self, step: int) -> float:
@@ -218,7 +218,7 @@ class Training:
         head = self.head
         # Only half of the candidates have their neighborhoods in a step, so only these are computed.
         rows = np.flatnonzero(self.rng.random(len(ids_C)) >= STRUCTURE_DROPOUT)
-        rows_S = torch.from_numpy(rows).to(self.device)
+        rows_S = self._tensor(rows)
         kinds_SM = _product(self.profile[ids_C[rows]], kinds_KM)
         if left_CM is not None:
             kinds_SM = kinds_SM - left_CM[rows_S]
@@ -242,10 +242,10 @@ class Training:
         # Texts of all that are scored, each once; without a sample, the answers are among the candidates.
         ids = np.union1d(seen, answers) if weight else seen
         with _products(self.settings.precision, self.device):
-            text_IW = self.head.candidate(self.drop(self.texts_ND[self._at(ids)])).float()
-        text_CW = text_IW[self._at(np.searchsorted(ids, seen))] if weight else text_IW
-        text_TW = text_IW[self._at(np.searchsorted(ids, answers))]
-        ids_C = self._at(seen)
+            text_IW = self.head.candidate(self.drop(self.texts_ND[self._tensor(ids)])).float()
+        text_CW = text_IW[self._tensor(np.searchsorted(ids, seen))] if weight else text_IW
+        text_TW = text_IW[self._tensor(np.searchsorted(ids, answers))]
+        ids_C = self._tensor(seen)
         others_CW = self.candidates(seen, text_CW, self.sums_ND[ids_C], self.degree_N[ids_C], kinds_KM)
         back_T = batch.kind_B[batch.row_T] ^ 1  # as the answer has the edge that is asked for
         left_TD, left_T = self.sums_ND[answers_T] - self.texts_ND[asking_T], self.degree_N[answers_T] - 1
