@@ -164,7 +164,7 @@ def test_a_long_time_has_a_larger_kge_model(
 ) -> None:
     monkeypatch.setattr(planner, "speed", lambda source: planner.Speed(1e-4, 1e-9, 20.0, 16))
     monkeypatch.setattr(planner, "_kge_epoch", lambda graph, recipe: epoch)
-    for small in (planner.SMALL, 1):  # triples up to which a graph is small
+    for small in (10**6, 1):  # triples up to which a graph is small
         monkeypatch.setattr(planner, "SMALL", small)
         values = GivenSettings.of(None, given)
         recipe = stages.choose_recipe("balanced", toy, tiny_encoder, values, minutes, Hears())
