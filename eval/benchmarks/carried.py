@@ -1,4 +1,4 @@
-"""What carries over: graphs that nothing was tuned for, after minutes of a core and by the default.
+"""What carries over to further graphs, after minutes of a core and by the default.
 
     OMP_NUM_THREADS=1 python eval/benchmarks/carried.py GRAPH [--minutes 15] [--only WHO] [--folder FOLDER]
     python eval/benchmarks/carried.py --folder FOLDER     # collects: JSON, the table of eval/MEASURED.md

@@ -472,12 +472,11 @@ def _half_written(path: Path) -> Path:
 
 
 def _machine() -> str:
-    """Eight digits for where ids of processes are those of this process: a host, or a container on it."""
+    """A digest of the host and, on Linux, of the namespace in which process ids are unique (a container)."""
+    name = platform.node()
     with suppress(OSError):
-        return hashlib.sha256(
-            f"{platform.node()} {Path('/proc/self/ns/pid').readlink()}".encode()
-        ).hexdigest()[:8]
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+        name += f" {Path('/proc/self/ns/pid').readlink()}"
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def _sweep(path: Path, *, writers: bool = True) -> None:
@@ -495,7 +494,9 @@ def _sweep(path: Path, *, writers: bool = True) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether the process that was writing a temporary folder has ended, as far as can be seen."""
+    """Return whether nobody writes a temporary folder any more: its process on this machine has ended, or
+    nobody on another machine has changed it for an hour.
+    """
     import psutil
 
     writer = re.search(rf"\.([0-9a-f]{{8}})_(\d+)_\w+{re.escape(_PART)}$", temporary.name)

@@ -103,14 +103,11 @@ class EncoderSource:
             self.cache.put(self._cached_as, texts, vectors_ND)
 
     @property
-    def known(self) -> tuple[IntArray, Floats]:
+    def cached(self) -> tuple[IntArray, Floats]:
         """Ids and vectors of the entities whose texts are in the cache."""
-        none = np.zeros(0, np.int64), np.zeros((0, self.width), np.float32)
-        return (
-            none
-            if self.cache is None
-            else self.cache.get(self._cached_as, texts_of(self.entities), self.width)
-        )
+        if self.cache is None:
+            return np.zeros(0, np.int64), np.zeros((0, self.width), np.float32)
+        return self.cache.get(self._cached_as, texts_of(self.entities), self.width)
 
     @cached_property
     def _cached_as(self) -> str:
@@ -178,12 +175,12 @@ def read_texts(
     else:
         described_N = pc.not_equal(source.entities.model_descriptions, "").to_numpy().astype(np.bool_)
         # 1) What other runs have read.
-        known, known_HD = source.known
-        unread = ids_N[~np.isin(ids_N, known)]
+        cached, cached_HD = source.cached
+        unread = ids_N[~np.isin(ids_N, cached)]
         described = unread[described_N[unread]]
         reading = _Reading(source, parts, advance, count + len(described), seconds)
-        if len(known):
-            reading.take(known, known_HD)
+        if len(cached):
+            reading.take(cached, cached_HD)
         # 2) Names, which are all that there is of entities without a description.
         in_time = reading.read("names", unread, source.read_names)
         reading.whole_N[described] = False
